@@ -12,7 +12,7 @@ is ours.
 
 Accuracy is measured for each combination of a context length and a depth of the needle, and the
 printed table says how many prompts each number stands for. With --digits 6, --trials 1000 and
-lengths from 2^12 to 2^17 tokens it is the paper's; the default is a small one for a laptop.
+lengths from 2^12 to 2^17 tokens the table is the paper's; the default suits a laptop.
 """
 import argparse
 import random
@@ -36,16 +36,16 @@ class Documents:
     """Endless documents of T + 1 tokens, lines LETTER=NUMBER, from which a model learns lookup.
 
     Letters are drawn with weights b^0 .. b^25, in a new order for each document. At first b is 2,
-    so a few letters fill a document, and half of the documents help: there each letter has a number
-    of its own, the same in all documents. In one half of these nine of ten numbers are such own
-    ones, in the other half nine of ten digits. To predict them a model must bring the letter to
-    each of its digits, which is just what lookup needs. After LEARNED documents the help ends, and
-    b falls to 1.1: then letters are asked for that were seen just once, long before.
+    so a few letters fill a document, and half of the documents are easier: each letter has its own
+    number, the same in all of them, and 90 % of the numbers of a document are the letters' own. (In
+    every second one of them, 90 % of the digits.) To predict own digits, a model must bring the
+    letter to each digit of its number, which lookup needs, too. After LEARNED documents the easier
+    ones become rare, and b falls to 1.1, so that letters are asked for that were seen just once.
 
     Document n depends on n and the seed alone, so a resumed run sees the same ones.
     """
     digits = 2
-    LEARNED, HELPED, FALLING = 10_000, 1_500, 8_000    # documents
+    LEARNED, FADING, FALLING = 10_000, 1_500, 8_000    # documents
     state = None
 
     def __init__(self, args, tokenizer, part):
@@ -59,18 +59,18 @@ class Documents:
         return 2**30
 
     def learned(self, n):
-        """How many documents before n came after the model had learned lookup, by our estimate."""
+        """n, counted from the document at which, by our estimate, lookup is learned."""
         return n - self.LEARNED
 
     def digits_of(self, numbers):
         return np.array([list(str(n)) for n in numbers])
 
     def help_at(self, n):
-        """(the share of documents that help, b) for document n; validation is as the end."""
+        """(the share of easier documents, b) at document n. Validation has the final values."""
         if self.part == 1:
             return 0.0, 1.1
         since = max(self.learned(n), 0)
-        return 0.5 * max(1 - since / self.HELPED, 0.0), max(2 - 0.9 * since / self.FALLING, 1.1)
+        return 0.5 * max(1 - since / self.FADING, 0.0), max(2 - 0.9 * since / self.FALLING, 1.1)
 
     def __getitem__(self, n):
         helped, base = self.help_at(n)
@@ -96,7 +96,7 @@ class Documents:
 # ------------------------------------------------------------------------------------ prompts
 
 def generate_by_token_count(n_tokens, depth, count_tokens, n_digits=6, n_trials=1000):
-    """n_trials prompts whose lines have n_tokens or a few more, each ending with its answer.
+    """n_trials prompts of n_tokens or a few more, each with its answer at the end.
 
     One random.Random(123) serves all trials. A trial draws 26 different numbers and gives the
     letters the weights 0, 2^0, .., 2^24; the one with 0 is the needle. The context is a line of
@@ -145,7 +145,7 @@ def exact_matches(model, tokenizer, prompts, answers, tokens_at_once=2**15):
     device = next(model.parameters()).device
     right = [False] * len(prompts)
     rows = [tokenizer.encode_ordinary(p) for p in prompts]
-    # The remaining prompts, shortest first: those as long as the first one go together.
+    # Batches of prompts of equal length, shortest first.
     order = sorted(range(len(rows)), key=lambda n: len(rows[n]))
     while order:
         T = len(rows[order[0]])

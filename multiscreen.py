@@ -72,9 +72,8 @@ def acceptance(s_r):
     """The second half of Eq. 4, the acceptance width: r = sigmoid(s_r), at least 1e-3.
 
     The floor is ours; below it s_r gets no gradient. In float32 a similarity is off by up to 5e-7,
-    and a relevance by up to 2/r times as much, which is 0.001 at the floor. Version 1 of the paper,
-    and most other code, multiplies by exp(s_r) + 1 = 1/sigmoid(-s_r): the same with the sign of s_r
-    flipped.
+    and a relevance by up to 2/r times as much, which is 0.001 at the floor. Instead of 1/r, version
+    1 of the paper and most other code use exp(s_r) + 1 = 1/sigmoid(-s_r): s_r has the other sign.
     """
     return torch.sigmoid(s_r).clamp_min(1e-3)
 
@@ -180,7 +179,7 @@ def tanh_norm(x, eps=1e-6):
 
     (..., D) -> (..., D). Where |x| < eps the result is x: the Jacobian at 0 is the identity.
     """
-    # The slope of sqrt at 0 is infinite: for a small x take the root of 1, and 1 as the ratio.
+    # sqrt has no finite slope at 0: where x is small, the norm is 1, and tanh(norm)/norm is 1.
     square = x.square().sum(-1, keepdim=True)
     small = square < eps**2
     norm = square.masked_fill(small, 1.0).sqrt()
@@ -213,7 +212,7 @@ class GatedScreeningTiles(nn.Module):
         self.initialize()
 
     def initialize(self):
-        """The paper's table of initial values. Each matrix is normal, its factor the std.
+        """The paper's table of initial values. The factor before randn is the std.
 
         Windows w start between 2 and w_th + 1, evenly spaced in log(w - 1), and r starts at 1/2.
         """
@@ -325,8 +324,8 @@ class Multiscreen(nn.Module):
         once, so split a long text, as `stream` does.
         """
         if tokens.ndim != 2 or tokens.numel() == 0:
-            raise ValueError(f"tokens has shape {tuple(tokens.shape)}; expected (B, T), 1 or more "
-                             "each")
+            raise ValueError(f"tokens has shape {tuple(tokens.shape)}; expected (B, T), B and T "
+                             "at least 1")
         if caches is None:
             caches = [None] * len(self.layers)
         if screen is None:
@@ -341,7 +340,7 @@ class Multiscreen(nn.Module):
         return self.s_F.exp() * unit(self.W_E)
 
     def logits(self, x, head=None):
-        """Eq. (3): z = x (e^s_F W_E_bar)^T. (..., E) -> (..., N). head: `head()`, if at hand."""
+        """Eq. (3): z = x (e^s_F W_E_bar)^T. (..., E) -> (..., N). head: a kept `head()`."""
         head = self.head() if head is None else head
         return product("...e,ne->...n", x, head, self.dtype)
 
@@ -465,7 +464,7 @@ class KeyCache:
     def append(self, k, v, w=None):
         """Add keys (B, H, T, K) and values (B, H, T, V). Returns those of all tokens.
 
-        w: (H,), unused here. A cache that forgets, such as WindowCache, drops keys beyond all
+        w: (H,), unused here. A cache that forgets, as screening_cpu has one, drops keys beyond all
         windows w; None tells it to keep every key.
         """
         self.end += k.shape[2]

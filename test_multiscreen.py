@@ -95,7 +95,7 @@ except ImportError:                                    # there is no triton for 
 needs_kernel = pytest.mark.skipif(fused is None or not fused.available(DEVICE),
                                   reason="the kernel needs triton")
 
-# Draw few examples, unless a conftest.py has chosen another number than Hypothesis itself.
+# Draw few examples, unless a conftest.py has changed Hypothesis's default number.
 FEW = 40
 if settings().max_examples == settings.get_profile("default").max_examples:
     settings.register_profile("few", derandomize=False, deadline=None, print_blob=True,
@@ -200,7 +200,7 @@ acceptances = st.floats(0.02, 1.0)
 
 
 def draws(n, **options):
-    """Settings of a slow property: n examples, but if the profile wants many, as many as that."""
+    """Settings of a slow property: n examples, or the profile's number if it is above FEW."""
     if settings().max_examples > FEW:
         n = settings().max_examples
     return settings(max_examples=n, **options)
@@ -212,7 +212,7 @@ def random(seed):
 
 
 def correlated(seed, B, H, T, S, K=16, V=64, dtype=torch.float64, rho=0.8):
-    """Unit q, k, v around a direction of each tile: similarities spread over (0, 1).
+    """Unit q and k around one direction per tile, so that many pass Trim; random unit v.
 
     Independent unit vectors in 16 dimensions almost never pass Trim: a test would compare zeros.
     """
@@ -565,7 +565,7 @@ def test_gradients_equal_finite_differences(seed, w, i0):
 
 # --------------------------------------------------------- the model: equations 1 to 3, 15 to 18
 
-# With other sizes, a size of the paper that is written into an equation shows.
+# Other sizes reveal an equation with a size of the paper written into it.
 SIZES = {"the paper's": {}, "others": {"w_th": 16.0, "d_K": 9, "d_V": 25, "N_H": 4}}
 
 
@@ -777,7 +777,7 @@ def test_cached_chunks_equal_one_pass(seed, pieces, infinite):
 
 
 class Forgetful(KeyCache):
-    """A cache that keeps, before a call, only the keys that the next query's windows reach."""
+    """A cache that keeps, after a call, only the keys that the next query's windows reach."""
 
     def append(self, k, v, w=None):
         k, v = super().append(k, v)
@@ -824,7 +824,7 @@ def test_a_cache_gets_the_windows_only_for_a_screen_that_stays_within_them(tiles
 
 @torch.no_grad()
 def talkative():
-    """A model that says what the text makes it say: others only repeat the last token."""
+    """A model whose tokens depend on the text: others only repeat the last token."""
     model = small(2, moved=True).double()
     model.W_E.add_(0.2 * torch.randn(model.W_E.shape, generator=random(0)))
     model.s_E.fill_(-2.0)
@@ -1154,7 +1154,7 @@ def test_kernel_keeps_the_gradient_of_the_window_through_mipe():
 
     At T = 2048 MiPE's part of it is a small difference of large sums. The relative error depends
     on the parts into which the backward kernels split q and k:
-        as they are                    < 2.5e-3 (on an Ampere 1e-2: there s is rounded in two ways)
+        two in float16, as shipped     < 2.5e-3 (on an Ampere 1e-2: there s is rounded in two ways)
         two parts in bfloat16          1e-2
         one part                       1
     """

@@ -10,14 +10,13 @@ The recipe is the paper's: AdamW with betas (0.9, 0.95), no weight decay, no cli
 warm-up to a constant rate of 2^-4. Documents are joined by end-of-text and cut into contiguous
 sequences, which are drawn at random without replacement. The default sizes suit a laptop.
 
-A printed line has the step's loss in nats per token, its learning rate, the norm of the gradient
-before clipping, the milliseconds per step since the line before, the median and the largest window
-in tokens, and the minutes that the rest will take.
+In a printed line losses are in nats per token, grad_norm is from before clipping, ms are per step,
+windows w are in tokens, and min_left is how many minutes the rest will take.
 
 Ctrl-C saves a checkpoint; add --resume to continue, bit for bit on a CPU. The run's folder, OUT,
 contains ckpt.pt, which is all you need to continue, and log.tsv, a row for each line of numbers.
 
-What a flag calls MODULE.NAME is yours, in MODULE.py here or in the current folder:
+For MODULE.NAME you write MODULE.py, beside train.py or in the current folder:
 
     --model       a subclass of GatedScreeningTiles, or f(config, dtype) -> a model with the methods
                   of Multiscreen; its `recipe` may hold defaults of flags: {"layers": 6, "lr": 1e-3}
@@ -67,7 +66,7 @@ def train(args, ckpt=None, stop=()):
     """
     path, device, tokenizer = Path(args.out, "ckpt.pt"), args.device, get_tokenizer(args.tokenizer)
     rank, world = rank_and_world()
-    try_model(make_model(args, tokenizer).to(device), args)
+    try_model(make_model(args, tokenizer).to(device), args)            # this one is thrown away
     torch.manual_seed(args.seed)
     model = make_model(args, tokenizer, getattr(torch, args.dtype)).to(device)
     data, val_data = get_data(args, tokenizer)
@@ -117,7 +116,7 @@ def train(args, ckpt=None, stop=()):
         row["min_left"] = row["ms"] * (args.steps - step) / 60e3
         say("  ".join(f"{name} {x:<7.5g}" for name, x in row.items()))
         if has_diverged(row):
-            print(f"error: training has diverged; {path}, if there is one, is from before: try a "
+            print(f"error: training has diverged (a {path} would be older than that): try a "
                   "smaller --lr, or undo your last edit", file=sys.stderr)
             sys.exit(3)
         if evaluates or stopped:
@@ -148,13 +147,14 @@ def accumulate_gradients(model, data, args, step):
     Each process reads its share of the step's sequences, --batch-size of them in a pass.
     """
     rank, world = rank_and_world()
-    n = args.batch_tokens // args.seq_len              # sequences of a step
-    mine = range(step * n, (step + 1) * n)[rank::world]
+    per_step = args.batch_tokens // args.seq_len       # sequences
+    mine = range(step * per_step, (step + 1) * per_step)[rank::world]
     passes = [mine[i : i + args.batch_size] for i in range(0, len(mine), args.batch_size)]
     loss = 0.0
     for numbers in passes:
         if world > 1:                                  # average over processes in the last pass
-            model.set_requires_gradient_sync(numbers is passes[-1])
+            is_last = numbers is passes[-1]
+            model.set_requires_gradient_sync(is_last)
         x = to_device([data.draw(n) for n in numbers], model.W_E.device)
         part = model.loss(x[:, :-1], x[:, 1:]) / len(passes)
         part.backward()
@@ -193,7 +193,7 @@ def say(text):
 
 
 @torch.no_grad()
-@torch.compiler.set_stance("force_eager")              # compiling would take longer
+@torch.compiler.set_stance("force_eager")              # compiling takes longer than it saves
 def evaluate(model, data, batch_size):
     """Nats per token of at most 256 sequences, evenly spread. Each process computes all of it."""
     model.eval()
@@ -250,9 +250,9 @@ def whole(x):
 
 
 def get_moments(model, optimizer):
-    """{name of a parameter: {name: whole tensor}} of what the optimizer knows of it."""
+    """The optimizer's state: {parameter's name: {moment's name: whole tensor}}."""
     if hasattr(model, "reshard"):
-        model.reshard()                                # an evaluation has gathered parameters
+        model.reshard()                                # undo the gathering by `evaluate`
     return {name: {key: whole(x).cpu() for key, x in optimizer.state[p].items()}
             for name, p in model.named_parameters() if p in optimizer.state}
 
@@ -309,7 +309,9 @@ def read_checkpoint(path, needs=NEEDED):
     """The dict that save_checkpoint wrote, if it has what is needed. Nothing in it is executed."""
     try:
         ckpt = torch.load(path, "cpu", weights_only=True)
-        return {name: ckpt[name] for name in needs} | ckpt | {"path": str(path)}
+        if not set(needs) <= set(ckpt):
+            raise LookupError
+        return ckpt | {"path": str(path)}
     except OSError as e:
         sys.exit(f"error: {path}: {e.strerror or 'it cannot be read'}: train a model first, or "
                  "name its ckpt.pt")
@@ -347,13 +349,13 @@ def require_same(ckpt, text, source):
     """End the program if a run that is to go on would read another text, or run other code."""
     wrong = ""
     if ckpt["text"] != text:
-        wrong = f"--data: the run read {ckpt['text']}, and now there are {text}"
+        wrong = f"--data was {ckpt['text']} and is {text} now"
     for name, code in ckpt["source"].items():
         if ast.unparse(ast.parse(code)) != ast.unparse(ast.parse(source.get(name, ""))):
             wrong = f"{name}.py was edited since the run began"
     if wrong:
-        refuse(f"{wrong}: a run has one text and one code: undo that, or begin another run with "
-               f"--init {ckpt['path']} and another --out")
+        refuse(f"{wrong}; a run keeps its text and its code: undo the change, or begin another "
+               f"run, with --init {ckpt['path']} --out NEW")
 
 
 def refuse(reason):
@@ -379,7 +381,7 @@ def named(name):
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError, SyntaxError, ValueError) as e:
-        sys.exit(f"error: {name} is no file that is there, and no MODULE.NAME: {e}")
+        sys.exit(f"error: {name} is not found, as a file or MODULE.NAME: {e}")
 
 
 def build_model(name, sizes, dtype=None):
@@ -395,7 +397,7 @@ def build_model(name, sizes, dtype=None):
 
 def make_model(args, tokenizer, dtype=None):
     """The model of the flags, for a tokenizer's vocabulary."""
-    # A field of Config that no flag sets has its default.
+    # A field that you add to Config needs no flag: it has its default.
     sizes = {field.name: vars(args)[field.name] for field in fields(Config) if field.name in args}
     return build_model(args.model, sizes | {"vocab_size": tokenizer.n_vocab}, dtype)
 
@@ -414,7 +416,7 @@ def magnify(model):
 def try_model(model, args):
     """Warn if losses depend on later tokens, or are not forward's. The model is changed.
 
-    The second of two passes of `loss` has other tokens from two places on.
+    A second pass has new tokens: in row 0 after the first third, in row 1 the last one.
     """
     choose_screen(model, args.kernel)
     magnify(model.eval())
@@ -439,15 +441,15 @@ def try_model(model, args):
 def choose_screen(model, kernel="auto"):
     """Let a model screen by a twin of multiscreen.screen, in place. Returns a line that says so.
 
-    kernel: a module with a function `screen`. A twin repeats equations of multiscreen.py, so `auto`
-    takes one only while these have the code that it was written for: your edit of one acts. And no
-    other screen than the definition is used before its numbers were tried.
+    kernel: a module with a function `screen`, or `auto`. A twin repeats equations of multiscreen,
+    so it is used only if nobody has edited these (your edit acts) and if its numbers are those of
+    the definition. Else `auto` falls back on the definition.
     """
     if not hasattr(model.layers[0], "s_w") or model.screen is not Multiscreen.screen:
         return "this model does not screen by multiscreen.screen"
-    name = kernel
+    name, twins = kernel, {"cuda": "screening_triton", "cpu": "screening_cpu"}
     if kernel == "auto":
-        name = {"cuda": "screening_triton", "cpu": "screening_cpu"}.get(model.W_E.device.type)
+        name = twins.get(model.W_E.device.type, "multiscreen")
     try:
         twin = import_module(name)
         if getattr(twin, "EQUATIONS", hash_of_equations()) != hash_of_equations():
@@ -457,7 +459,7 @@ def choose_screen(model, kernel="auto"):
         try_screen(twin.screen, model)
         model.screen = twin.screen
         return f"screening by {name}.screen"
-    except Exception as e:                             # whatever it is, the definition runs
+    except Exception as e:
         if kernel != "auto":
             sys.exit(f"error: --kernel {kernel}: {e}")
         return f"screening by multiscreen.screen, the definition, which is slow ({name}: {e})"
@@ -480,13 +482,15 @@ def hash_of_equations():
 def try_screen(screen, model):
     """Raise ValueError unless a screen has the values and the gradients of the definition.
 
-    One case: two sequences of 32 queries behind 3,000 keys, and a window for each kind of loop.
+    One case: two sequences of 32 queries after 3,000 cached keys; windows from 1.5 to infinite, so
+    that each loop of a kernel runs.
     """
     device, c = model.W_E.device, model.config
     dtype, limit = (torch.float32, 1e-3) if model.dtype is None else (model.dtype, 2e-2)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 5, n, D, generator=generator)
                for n, D in ((32, c.d_K), (3032, c.d_K), (3032, c.d_V)))
+    # A third of the keys point away: Trim keeps some and rejects others.
     q, k = q + 1, k + torch.where(torch.arange(3032) % 3 == 0, -1, 1)[:, None]
     w, r = torch.tensor([1.5, 17, 250, 2000, math.inf]), torch.tensor([0.5, 0.9, 0.7, 0.5, 0.3])
     inputs = [unit(q), unit(k), unit(v).to(dtype), w, r]
@@ -505,13 +509,13 @@ def try_screen(screen, model):
     inputs[0][0, :, 5] = math.nan
     h, right = (f(*(x.to(device) for x in inputs), 3000) for f in (screen, multiscreen.screen))
     if not h.isnan().equal(right.isnan()):
-        raise ValueError("a row of NaN in q does not give a row of NaN in h, and no other NaN")
+        raise ValueError("NaN in a row of q must make that row of h NaN, and no other")
 
 
 def compile_model(model):
     """torch.compile the layers, which share one graph, and the head, in place.
 
-    Not the embedding: compiled, it adds its gradient up in any order. The option keeps angles in
+    Not the embedding: compiled, its gradient varies between runs. The option keeps angles in
     float64 from being computed again for each number that they rotate.
     """
     options = {"options": {"realize_opcount_threshold": 12}}
@@ -541,6 +545,7 @@ class Text:
 
     def __init__(self, arrays, args, n_vocab):
         self.T, self.seed, self.n_vocab, self.epoch = args.seq_len, args.seed, n_vocab, None
+        # Texts are joined, so that short files lose no tokens; a .bin file stays on the disk.
         texts = [np.zeros(0, np.uint8), *(x for x in arrays if not isinstance(x, np.memmap))]
         self.arrays = [np.concatenate(texts), *(x for x in arrays if isinstance(x, np.memmap))]
         self.ends = np.cumsum([max(len(tokens) - 1, 0) // self.T for tokens in self.arrays])
@@ -572,7 +577,7 @@ class Text:
 
 
 def fingerprint(*texts):
-    """Words that tell a text from another one: its sequences, and a checksum of 64 of each part."""
+    """Identifies data: for each part its number of sequences, and a checksum of 64 of them."""
     sums = [zlib.crc32(b"".join(np.ascontiguousarray(text[n * len(text) // 64]).tobytes()
                                 for n in range(64))) for text in texts]
     lengths = " and ".join(f"{len(text):,}" for text in texts)
@@ -583,7 +588,7 @@ SUFFIXES = (".txt", ".md", ".py")                      # the files that a folder
 
 
 def files_of(names):
-    """The files that --data names; of a folder those with SUFFIXES, and so on below it."""
+    """The files that --data names; for a folder all with SUFFIXES, in it and below."""
     if names == ["stdlib"]:
         root = Path(sysconfig.get_paths()["stdlib"])
         skip = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -601,7 +606,7 @@ def files_of(names):
 
 
 def read_file(path, tokenizer):
-    """The tokens of a file. A text is UTF-8, byte by byte, and ends with end-of-text.
+    """The tokens of a file. A text is UTF-8; end-of-text is appended.
 
     A .bin file holds nothing but tokens, uint16, or uint32 if the vocabulary has more than 65,536,
     and stays on the disk.
@@ -628,8 +633,8 @@ def read_file(path, tokenizer):
 def get_data(args, tokenizer):
     """(training data, validation data) of the flags.
 
-    Held out is what --val names, else every twentieth of 20 or more files, else the last twentieth
-    of each file, at least one sequence.
+    Validation data is --val, else every twentieth file, if there are 20; else the end of each file:
+    a twentieth, or one sequence if that is more, but at most half.
     """
     if args.data != ["stdlib"] and not any(map(os.path.exists, args.data)):
         make = named("abcdigits.Documents" if args.data == ["abcdigits"] else args.data[0])
@@ -649,8 +654,8 @@ def get_data(args, tokenizer):
 
 # ---------------------------------------------------------------------------------------- flags
 
-# --resume keeps the flags that you leave out, but for those of a command. It may change the free
-# ones; all others are the run's recipe. --init takes over the flags of a model.
+# --resume restores flags that you leave out, except OF_A_COMMAND. You may change those in FREE; the
+# others are the run's recipe. --init restores OF_A_MODEL alone.
 OF_A_COMMAND = ("device", "compile", "out", "resume", "force", "init")
 FREE = (*OF_A_COMMAND, "steps", "batch_size", "log_every", "eval_every", "kernel")
 OF_A_MODEL = ("model", "tokenizer", *(field.name for field in fields(Config)))
@@ -714,11 +719,11 @@ def get_parser():
 
 
 def get_args(argv=None, ckpt=None):
-    """The flags of a run: the command's, else the checkpoint's, the model's recipe, the default.
+    """The flags of a run: those typed, else the checkpoint's, the model's recipe, the default.
 
     ckpt: that of the run to go on with.
     """
-    p, argv = get_parser(), sys.argv[1:] if argv is None else argv
+    p = get_parser()
     typed, kept, why = p.parse_args(argv), {}, ""
     if ckpt:
         kept = {name: x for name, x in ckpt["args"].items() if name not in OF_A_COMMAND}
@@ -727,13 +732,14 @@ def get_args(argv=None, ckpt=None):
         contents = read_checkpoint(typed.init)["args"]
         kept = {name: x for name, x in contents.items() if name in OF_A_MODEL}
         why = "the model is that of --init; leave it out"
-    elif typed.model != "multiscreen":
-        recipe = getattr(named(typed.model), "recipe", {})
-        argv = [*(f"--{name.replace('_', '-')}={x}" for name, x in recipe.items()), *argv]
+    name = kept.get("model", typed.model)
+    if name != "multiscreen":
+        recipe = getattr(named(name), "recipe", {})
+        words = [f"--{flag.replace('_', '-')}={x}" for flag, x in recipe.items()]
+        p.set_defaults(**vars(p.parse_args(words)))
     p.set_defaults(**kept)
     args = p.parse_args(argv)
 
-    # What follows from other flags.
     try:
         torch.empty(0, device=args.device)
     except (RuntimeError, AssertionError) as e:

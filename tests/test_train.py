@@ -362,6 +362,13 @@ def test_a_model_may_have_a_recipe_of_its_own_and_what_is_typed_wins():
     assert (args.lr, args.psi, args.N_L, args.seq_len) == (0.01, 2, 5, 256)
 
 
+def test_init_has_the_recipe_of_the_model_and_the_sizes_of_the_checkpoint(tmp_path):
+    flags = ["--model", f"{HERE}.Recipe", "--psi", "2", "--layers", "1", "--lr", "0.5"]
+    fit(tmp_path / "out", "--steps", "1", *flags)
+    args = args_of(["--init", tmp_path / "out/ckpt.pt"])
+    assert (args.model, args.lr, args.psi, args.N_L) == (f"{HERE}.Recipe", 0.01, 2, 1)
+
+
 # ------------------------------------------------------------------------------------- texts
 
 def arrays_of(*names, T=4, val=None, tokenizer="bytes"):
