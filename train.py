@@ -78,8 +78,9 @@ def train(args, ckpt=None, stop=()):
     shard(model, world)
     optimizer = make_optimizer(model, args.lr, args.weight_decay)
     step, log, text = 0, "\t".join(COLUMNS) + "\n", fingerprint(data, val_data)
+    source = source_of(model)                          # as it is now: you may edit while it trains
     if ckpt:
-        require_same(ckpt, text, source_of(model))
+        require_same(ckpt, text, source)
         set_moments(model, optimizer, ckpt["optimizer"])
         torch.set_rng_state(ckpt["rng"])               # for layers that draw random numbers
         step, log, data.state = ckpt["step"], ckpt["log"], ckpt["data_state"]
@@ -121,8 +122,8 @@ def train(args, ckpt=None, stop=()):
             sys.exit(3)
         if evaluates or stopped:
             save_checkpoint(path, model, args, step=step, finished=finished, log=log, text=text,
-                            optimizer=get_moments(model, optimizer), data_state=data.state,
-                            rng=torch.get_rng_state())
+                            source=source, optimizer=get_moments(model, optimizer),
+                            data_state=data.state, rng=torch.get_rng_state())
             say(f"saved {path}")
         since, logged = time.perf_counter(), step
     if finished and world == 1:

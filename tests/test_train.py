@@ -565,6 +565,21 @@ def test_code_that_was_edited_since_is_named(trained, tmp_path, capsys):
     assert "ckpt.pt was trained with another multiscreen.py\n" in capsys.readouterr().err
 
 
+def test_a_checkpoint_has_the_code_that_was_trained_though_it_was_edited_since(
+        tmp_path, monkeypatch):
+    write(tmp_path, {"layers_of_mine.py": "from multiscreen import GatedScreeningTiles as Tiles\n"
+                                          "class Mine(Tiles): pass\n"})
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def observe(self, loss):
+        with open(tmp_path / "layers_of_mine.py", "a") as file:
+            file.write("# an edit\n")
+
+    monkeypatch.setattr(train.Text, "observe", observe)
+    ckpt = fit(tmp_path / "out", "--steps", "1", "--model", "layers_of_mine.Mine")
+    assert ckpt["source"]["layers_of_mine"].endswith("pass\n")
+
+
 def test_the_bundled_models_answer():
     model, tokenizer, ckpt = train.load_checkpoint(ROOT / "models/retrieval.pt")
     assert ckpt["args"]["seed"] == 24 and ckpt["step"] == 2575
