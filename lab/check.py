@@ -20,11 +20,10 @@ are here the weights by which a layer sums values. A constant that was set for o
 passes.
 """
 import argparse
-import math
-import os
 import random
 import sys
 import traceback
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -36,6 +35,7 @@ from multiscreen import Multiscreen
 # Errors, relative to the largest loss or logit. Passes of one shape do the same sums for a prefix:
 # they differ by 0, or a little if a layer groups its tokens. Other shapes sum in another order.
 SAME, CLOSE = 2e-6, 1e-4
+ROUNDING = 1e-6                                        # of weights in float64
 # Tokens to decode, at least: the prompt goes through in three pieces, and the last token that is
 # read ends a third block of 512.
 FAR = 3 * Multiscreen.tokens_at_once + 1
@@ -50,7 +50,8 @@ class Trial:
     """The flags of a model, the weights that each new one of it gets, and tokens (2, T + 1)."""
 
     def __init__(self, args, tokenizer, weights=None):
-        self.args, self.tokenizer, self.weights, self.screen = args, tokenizer, weights, None
+        self.args, self.tokenizer, self.weights = args, tokenizer, weights
+        self.screen, self.about_screen = None, "no model was built"
 
     def tokens(self, T, seed, rows=2):
         """Random tokens (rows, T), of at most 256 kinds: those that repeat find each other."""
@@ -70,7 +71,7 @@ class Trial:
         if self.weights:
             model.load_state_dict(self.weights)
         if self.screen is None:                        # one trial of a twin is enough
-            train.choose_screen(model, self.args.kernel)
+            self.about_screen = train.choose_screen(model, self.args.kernel)
             self.screen = model.screen
         elif model.screen is Multiscreen.screen:
             model.screen = self.screen
@@ -210,87 +211,81 @@ def decode(trial, total, windows):
 
 # ------------------------------------------------------------------------- absolute relevance
 
-class Keys:
-    """A cache that gives a layer the columns `part` of the identity in place of its values.
+class Identity:
+    """A cache that gives a layer columns of the identity in place of its values.
 
-    So the sums of values are the weights of these keys. before: how many keys of another sequence
-    come first; alters: whether every other key is that of another sequence.
+    So the sums of values are the weights of these keys. first: number of the first column.
     """
+    end = 0
 
-    def __init__(self, part=0, before=0, alters=False):
-        self.end, self.part, self.alters = before, part, alters
+    def __init__(self, first):
+        self.first = first
 
     def append(self, k, v, w):
-        others = k.roll(1, 0)
-        if self.alters:
-            k = k.clone()
-            k[:, :, 1::2] = others[:, :, 1::2]
-        k = torch.cat((others[:, :, : self.end], k), 2)
-        self.S, V = k.shape[2], v.shape[3]
-        columns = TINY * torch.eye(self.S + V, dtype=v.dtype, device=v.device)[: self.S]
-        columns = columns[:, self.part * V : (self.part + 1) * V]
-        return k, columns.expand(*k.shape[:3], V)
+        S, V = v.shape[2:]
+        columns = TINY * torch.eye(S, self.first + V, dtype=v.dtype, device=v.device)
+        return k, columns[:, self.first :].expand(v.shape)
 
 
-def weights_of(layer, x, screen, **keys):
-    """The weight of each key of each query in a layer, (B, H, T, S), for any way to attend.
+def weights_of(layer, x, screen):
+    """The weight of each key of each query in a layer, (B, H, T, T), for any way to attend.
 
     They are seen where a layer's sums of values leave `mix` (a Transformer's) or enter `bound`.
     """
     method = "bound" if hasattr(layer, "bound") else "mix"
-    call, seen, parts, done, S = getattr(layer, method), [], [], 0, math.inf
+    call, parts, done = getattr(layer, method), [], 0
 
     def note(h, *inputs):
-        seen.append(h if method == "bound" else call(h, *inputs))
-        return seen[-1]
+        if method == "mix":
+            h = call(h, *inputs)
+        parts.append(h / TINY)
+        return h
 
     setattr(layer, method, note)
-    while done < S:
-        cache = Keys(len(parts), **keys)
-        layer(x, screen, cache)
-        parts.append(seen.pop() / TINY)
-        done, S = done + parts[-1].shape[3], cache.S
+    while done < x.shape[1]:
+        layer(x, screen, Identity(done))
+        if not parts:
+            raise ValueError(f"the layer does not call `{method}`")
+        done += parts[-1].shape[3]
     delattr(layer, method)
-    return torch.cat(parts, 3)[..., :S]
+    return torch.cat(parts, 3)[..., : x.shape[1]]
 
 
 @torch.no_grad()
 def absolute(trial):
-    """{condition of absolute relevance: (answer, what was seen)}, in float64 on 24 tokens.
+    """{condition of absolute relevance: (yes or NO, the number seen)}, in float64 on 24 tokens.
 
     The first three must hold in all layers, the last two in one. Keys that are never seen, by their
     position, are not rejected.
     """
-    model = trial.model().double()
-    if model.screen is trial.screen:
-        model.screen = Multiscreen.screen              # twins are for float32
-    x, rows = model.embed(trial.tokens(24, seed=4, rows=8)), []
+    model, rows = trial.model().double(), []
+    # Twins are for float32.
+    screen = Multiscreen.screen if model.screen is trial.screen else model.screen
+    x = model.embed(trial.tokens(24, seed=4, rows=8))
     for layer in model.layers:
-        p = weights_of(layer, x, model.screen)
-        altered = weights_of(layer, x, model.screen, alters=True)
-        later = weights_of(layer, x, model.screen, before=8)
-        seen = (p != 0).any(0).expand_as(p)            # in one of the sequences
-        y = layer(x, model.screen)
-        for W in layer.parameters():                   # scores may be as large as they like
+        weights, others, mixed = weights_of(layer, x, screen), x.roll(1, 0), x.clone()
+        mixed[:, 1::2] = others[:, 1::2]
+        altered = weights_of(layer, mixed, screen) - weights
+        later = weights_of(layer, torch.cat((others[:, :8], x), 1), screen)[..., 8:, 8:] - weights
+        seen = (weights != 0).any(0).expand_as(weights)            # in one of the sequences
+        x = layer(x, screen)
+        for W in layer.parameters():
             if W.ndim > 1:
                 W.mul_(100.0)
-        rows.append([weights_of(layer, x, model.screen).abs().max(),
-                     (altered - p)[..., ::2].abs().max(), (later[..., 8:] - p).abs().max(),
-                     p[seen].abs().min(), p.abs().amax(-1)[seen.any(-1)].min()])
-        x = y
+        magnified = weights_of(layer, x, screen)
+        rows.append([magnified.abs().max(), altered[..., ::2, ::2].abs().max(), later.abs().max(),
+                     weights[seen].abs().min(), weights.abs().amax(-1)[seen.any(-1)].min()])
     largest, by_keys, by_length, _, _ = torch.tensor(rows).amax(0).tolist()
     _, _, _, least, emptiest = torch.tensor(rows).amin(0).tolist()
-    return {
-        "bounded": (largest <= 1 + 1e-6, "with all matrices of a layer 100 times as large, the "
-                    f"largest weight is {largest:.3g}"),
-        "no competing keys": (by_keys <= 1e-6, "with every other key replaced, weights of the "
-                              f"others change by up to {by_keys:.2g}"),
-        "no length": (by_length <= 1e-6, "with eight more keys before them, weights change by up "
-                      f"to {by_length:.2g}"),
-        "exact zeros": (least == 0, "of the keys that a query can see, the least weight is "
-                        f"{least:.2g}"),
-        "all can be 0": (emptiest == 0, "of the queries that see a key, the least of their largest "
-                         f"weights is {emptiest:.2g}")}
+    conditions = {
+        "bounded: largest weight with all matrices of a layer 100 times as large":
+            (largest, 1 + ROUNDING),
+        "no competing keys: change of weights with every other token replaced": (by_keys, ROUNDING),
+        "no length: change of weights behind eight more tokens": (by_length, ROUNDING),
+        "exact zeros: least weight of the keys that a query can see": (least, 0),
+        "all can be 0: least of the queries' largest weights": (emptiest, 0)}
+    return {name: ("yes" if x <= limit else "NO", f"{x:.3g}")
+            for name, (x, limit) in conditions.items()}
 
 
 # ------------------------------------------------------------------------------- the command
@@ -299,13 +294,12 @@ def failure(e):
     """An exception in one line, with the place of the last code outside of libraries."""
     frames = traceback.extract_tb(e.__traceback__)
     last = [frame for frame in frames if "site-packages" not in frame.filename][-1]
-    reason = " ".join(str(e).split())
-    return f"{os.path.basename(last.filename)}:{last.lineno}: {type(e).__name__}: {reason:.200}"
+    return f"{Path(last.filename).name}:{last.lineno}: {e!r}"
 
 
-def answers(args, tokenizer, weights=None):
+def answers(trial):
     """({promise: (yes,), (NO, why) or (-, why)}, {condition: the same, with what was seen})"""
-    trial, found, ticks = Trial(args, tokenizer, weights), {}, {}
+    found = {}
     for promise in (moves, is_cross_entropy, is_causal, is_alone, decodes):
         try:
             promise(trial)
@@ -315,21 +309,9 @@ def answers(args, tokenizer, weights=None):
         except Exception as e:                         # whatever it is, a run meets it, too
             found[promise.__doc__] = "NO", f"fails: {failure(e)}"
     try:
-        for condition, (holds, seen) in absolute(trial).items():
-            ticks[condition] = ("yes" if holds else "NO"), seen
+        return found, absolute(trial)
     except Exception as e:                             # a layer of yours may have other methods
-        ticks["absolute relevance"] = "-", f"a layer's weights cannot be seen: {failure(e)}"
-    return found, ticks
-
-
-def kernel_answer(args, tokenizer):
-    """(answer, why) of a kernel by train.py's trial: its values and gradients in one case."""
-    try:
-        model = train.make_model(args, tokenizer).to(args.device)
-        train.try_screen(train.named(f"{args.kernel}.screen"), model)
-        return ("yes",)
-    except Exception as e:
-        return "NO", f"{e}"
+        return found, {"all": ("-", f"the weights of a layer cannot be seen: {failure(e)}")}
 
 
 def main():
@@ -337,31 +319,17 @@ def main():
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--ckpt", help="a checkpoint of train.py; all other flags are train.py's")
     own, flags = p.parse_known_args()
-    if not torch.cuda.is_available():                  # for --kernel screening_triton
-        os.environ.setdefault("TRITON_INTERPRET", "1")
-    if own.ckpt:
-        ckpt = train.read_checkpoint(own.ckpt)
-        # As if the run went on: with all the flags that it had.
-        args, weights = train.get_args([*flags, "--resume"], ckpt), ckpt["weights"]
-    else:
-        args, weights = train.get_args(flags), None
-    tokenizer, kernel = train.get_tokenizer(args.tokenizer), {}
-    if args.kernel != "auto":
-        answer = kernel_answer(args, tokenizer)
-        kernel[f"{args.kernel}.screen has the definition's values and gradients"] = answer
-        if answer[0] == "NO":
-            args.kernel = "auto"
-    found, ticks = answers(args, tokenizer, weights)
-    print(f"{own.ckpt or args.model}, {args.seq_len} tokens")
-    print_answers(kernel | found)
-    print("absolute relevance")
-    print_answers(ticks)
-    sys.exit(any(answer[0] == "NO" for answer in (kernel | found).values()))
-
-
-def print_answers(found):
-    for promise, (answer, *why) in found.items():
-        print(f"{answer:>5}  {promise}", *why, sep="\n       ", flush=True)
+    ckpt = train.read_checkpoint(own.ckpt) if own.ckpt else {}
+    # As if the run went on: with all the flags that it had.
+    args = train.get_args([*flags, "--resume"] if ckpt else flags, ckpt)
+    trial = Trial(args, train.get_tokenizer(args.tokenizer), ckpt.get("weights"))
+    found, conditions = answers(trial)
+    about = f"{own.ckpt or args.model}, {args.seq_len} tokens, {trial.about_screen}"
+    for title, group in ((about, found), ("absolute relevance", conditions)):
+        print(title)
+        for promise, (answer, *why) in group.items():
+            print(f"{answer:>5}  {promise}", *why, sep="\n       ")
+    sys.exit(any(answer == "NO" for answer, *_ in found.values()))
 
 
 if __name__ == "__main__":
