@@ -23,7 +23,6 @@ import argparse
 import gc
 import shlex
 import statistics
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,17 +148,14 @@ PASSES = {"train": training_step, "decode": decoder, "forward": forward_pass}
 
 def milliseconds(run, device):
     """The milliseconds that run() takes. On a GPU: until it is idle, with a cold cache."""
-    if device != "cuda":
-        began = time.perf_counter()
-        run()
-        return 1e3 * (time.perf_counter() - began)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.zeros(2**28, dtype=torch.uint8, device=device)           # this empties the cache
-    begin.record()
+    if device == "cuda":
+        torch.zeros(2**28, dtype=torch.uint8, device=device)       # this empties the cache
+        torch.cuda.synchronize()
+    began = time.perf_counter()
     run()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - began)
 
 
 def time_models(what, length, args, about):
@@ -201,8 +197,6 @@ def main():
     p.add_argument("--device", default=DEVICE, help=f"cpu or cuda [{DEVICE}]")
     p.add_argument("--table", type=Path, default=Path("out/latency.tsv"), help="[out/latency.tsv]")
     args = p.parse_args()
-    if args.repeats < 2:
-        sys.exit(f"error: --repeats is {args.repeats}; expected 2 or more, for a deviation")
     require_writable(args.table)
     machine = f"CPU, {torch.get_num_threads()} threads"
     if args.device == "cuda":
@@ -212,8 +206,6 @@ def main():
     for what in args.what:
         for length in [args.train_length] if what == "train" else args.lengths:
             gc.collect()                               # of the models before, for the next's memory
-            if args.device == "cuda":
-                torch.cuda.empty_cache()
             rows += time_models(what, length, args, about)
     write_table(args.table, rows)
 
