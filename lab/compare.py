@@ -15,14 +15,16 @@ import argparse
 import csv
 import difflib
 import io
+import itertools
 import math
 import sys
 from pathlib import Path
 
-from lab.measure import optional
-from train import has_diverged, read_checkpoint
+import numpy as np
+import pandas as pd
+from scipy import stats
 
-np, pd, stats = optional("numpy"), optional("pandas"), optional("scipy.stats")
+from train import has_diverged, read_checkpoint
 
 OF_ONE_RUN = {"seed", "out", "resume", "force"}        # flags in which runs of a group may differ
 ROUNDING = 1e-9                                        # relative: a smaller deviation is none
@@ -60,13 +62,10 @@ def holm(ps):
 def in_words(name, first, test, corrected):
     """What a paired comparison shows, as a sentence."""
     if test["n"] == 0:
-        return f"{name}: no seed in common with {first}, so there is no pair"
-    pairs = "1 pair" if test["n"] == 1 else f"{test['n']} pairs"
-    mean = f"{test['mean']:+.4f} nats per token, {pairs}"
-    if test["n"] == 1:
-        return f"{name}: {mean}: one pair says nothing about other seeds"
-    if test["sd"] == 0:
-        return f"{name}: {mean}, the same in each, so there is no deviation and no p"
+        return f"{name}: no seed that ended is in {first}, too, so there is no pair"
+    mean = f"{test['mean']:+.4f} nats per token (pairs: {test['n']})"
+    if math.isnan(test["p"]):
+        return f"{name}: {mean}; pairs do not deviate, so there is no interval and no p"
     verdict = f"no difference from {first} is shown"
     if corrected < 0.05:
         verdict = f"the loss is {'lower' if test['mean'] < 0 else 'higher'} than that of {first}"
@@ -84,20 +83,17 @@ def split_seed(folder):
     return str(folder), 0
 
 
-def folders_of(names):
-    """The runs that names stand for: each is a run, a folder with runs, or a label."""
-    folders = []
-    for name in map(Path, names):
-        found = [name / "log.tsv"]
-        if not found[0].exists():
-            found = list(name.glob("*/log.tsv"))
-            found += [path for path in name.parent.glob("*/log.tsv")
-                      if split_seed(path.parent)[0] == str(name) != str(path.parent)]
-        if not found:
-            sys.exit(f"error: {name} is no run of train.py, with a log.tsv, nor a folder of some, "
-                     f"and there is no {name}-0 or such")
-        folders += sorted(path.parent for path in found)
-    return list(dict.fromkeys(folders))
+def folders_of(name):
+    """The runs that a name stands for: it is a run itself, a label, or a folder with runs."""
+    if (name / "log.tsv").exists():
+        return [name]
+    labelled = [path.parent for path in name.parent.glob("*/log.tsv")
+                if split_seed(path.parent)[0] == str(name)]
+    found = labelled or [path.parent for path in name.glob("*/log.tsv")]
+    if not found:
+        sys.exit(f"error: {name} is no run of train.py, with a log.tsv, nor a folder of some, and "
+                 f"there is no {name}-0 or such")
+    return sorted(found)
 
 
 def is_diverged(folder):
@@ -109,26 +105,26 @@ def is_diverged(folder):
 
 def read_run(folder):
     """A run as a dict. One that diverged before its first checkpoint has neither flags nor code."""
-    diverged = is_diverged(folder)
     label, seed = split_seed(folder)
-    run = {"folder": folder, "label": label, "seed": seed, "diverged": diverged}
-    if not (folder / "ckpt.pt").exists():
-        if not diverged:
-            sys.exit(f"error: {folder} has no checkpoint yet: train.py --resume continues it")
-        return run | {"flags": None}
-    ckpt = read_checkpoint(folder / "ckpt.pt")
+    run = {"folder": folder, "label": label, "seed": seed, "diverged": is_diverged(folder),
+           "flags": None, "source": None, "step": None, "weights": None, "loss": None}
+    path = folder / "ckpt.pt"
+    if run["diverged"] and not path.exists():
+        return run
+    ckpt = read_checkpoint(path)
+    if "log" not in ckpt:
+        sys.exit(f"error: {path} has no log of train.py: a training loop of your own saved it")
     flags = {name: x for name, x in ckpt["args"].items() if name not in OF_ONE_RUN}
     # Files are stored by absolute paths; what MODULE.NAME makes may depend on the seed.
     if flags["data"] == ["stdlib"] or Path(flags["data"][0]).is_absolute():
-        flags["text"] = ckpt.get("text")
-    log = pd.read_csv(io.StringIO(ckpt["log"]), sep="\t")
-    loss = log.val_loss[log.step == ckpt["step"]].dropna()
-    if len(loss) == 0 and not diverged:
+        flags["text"] = ckpt["text"]
+    loss = pd.read_csv(io.StringIO(ckpt["log"]), sep="\t").val_loss.iloc[-1]
+    if math.isnan(loss) and not run["diverged"]:
         sys.exit(f"error: {folder} has no validation loss at step {ckpt['step']}, where it was "
                  "stopped: train.py --resume continues it")
-    weights = sum(p.numel() for p in ckpt["weights"].values())
     return run | {"seed": ckpt["args"]["seed"], "flags": flags, "source": ckpt["source"],
-                  "step": ckpt["step"], "weights": weights, "loss": loss.max()}
+                  "step": ckpt["step"], "loss": loss,
+                  "weights": sum(p.numel() for p in ckpt["weights"].values())}
 
 
 def differences(one, other):
@@ -149,54 +145,43 @@ def differences(one, other):
 
 def require_alike(runs):
     """End the program if runs of one label differ in more than their seed."""
-    for place, run in enumerate(runs):
-        before = [other for other in runs[:place] if other["label"] == run["label"]]
-        for other in before:
-            if other["seed"] == run["seed"]:
-                sys.exit(f"error: {other['folder']} and {run['folder']} both have the seed "
-                         f"{run['seed']}")
-        before = [other for other in before if other["flags"]]
-        if not before or not run["flags"]:
+    for one, other in itertools.combinations(runs, 2):
+        if one["label"] != other["label"]:
             continue
-        first, differ = before[0], differences(before[0], run)
-        ended = [other for other in before if not other["diverged"]]
-        if not run["diverged"] and ended and ended[0]["step"] != run["step"]:
-            first, differ = ended[0], [f"step {ended[0]['step']} | {run['step']}", *differ]
+        if one["seed"] == other["seed"]:
+            sys.exit(f"error: {one['folder']} and {other['folder']} both have the seed "
+                     f"{one['seed']}")
+        differ = differences(one, other) if one["flags"] and other["flags"] else []
+        if one["step"] != other["step"] and not (one["diverged"] or other["diverged"]):
+            differ.append(f"step {one['step']} | {other['step']}")
         if differ:
-            sys.exit(f"error: {first['folder']} and {run['folder']} differ in more than their "
+            sys.exit(f"error: {one['folder']} and {other['folder']} differ in more than their "
                      "seed, so they have no mean:\n  " + "\n  ".join(differ))
-
-
-def first_of(runs, label):
-    """The first run of a label that has flags and code, or None."""
-    return next((run for run in runs if run["label"] == label and run["flags"]), None)
 
 
 def compare(names):
     """Print the losses of each label's runs, what the paired differences say, and what differs."""
-    runs = [read_run(folder) for folder in folders_of(names)]
+    folders = dict.fromkeys(folder for name in names for folder in folders_of(Path(name)))
+    runs = [read_run(folder) for folder in folders]
     require_alike(runs)
-    labels, rows, losses = list(dict.fromkeys(run["label"] for run in runs)), [], {}
-    for label in labels:
-        ended = [run for run in runs if run["label"] == label and not run["diverged"]]
-        diverged = [run["seed"] for run in runs if run["label"] == label and run["diverged"]]
-        losses[label] = pd.Series({run["seed"]: run["loss"] for run in ended}, dtype=float)
-        rows.append({
-            "runs": label, "seeds": " ".join(str(run["seed"]) for run in ended) or "none",
-            "diverged": " ".join(map(str, diverged)) or "none",
-            "step": ended[0]["step"] if ended else None,
-            "weights": ended[0]["weights"] if ended else None,
-            "val_loss": losses[label].mean(), "std": losses[label].std()})
+    table = pd.DataFrame(runs).convert_dtypes()
+    labels, ended = table.label.unique(), table[~table.diverged]
+    summary = ended.groupby("label").agg(
+        seeds=("seed", list), step=("step", "first"), weights=("weights", "first"),
+        val_loss=("loss", "mean"), std=("loss", "std")).reindex(labels)
+    summary["diverged"] = table[table.diverged].groupby("label").seed.agg(list)
     print("Validation loss, nats per token: mean and standard deviation over the seeds\n")
-    print(pd.DataFrame(rows).to_string(index=False, na_rep="-", float_format="{:.5g}".format))
+    print(summary.astype(object).fillna("-").to_string(float_format="{:.5g}".format))
 
+    losses = ended.pivot(index="seed", columns="label", values="loss").reindex(columns=labels)
     first, *others = labels
     tests = [paired(losses[label], losses[first]) for label in others]
+    known = {run["label"]: run for run in runs if run["flags"]}
     for label, test, corrected in zip(others, tests, holm([test["p"] for test in tests])):
         print(f"\n{in_words(label, first, test, corrected)}")
-        one, other = first_of(runs, first), first_of(runs, label)
-        if one and other:
-            print(f"{first} | {label}", *differences(one, other) or ["the same"], sep="\n  ")
+        if first in known and label in known:
+            differ = differences(known[first], known[label])
+            print(f"{first} | {label}", *differ or ["the same"], sep="\n  ")
 
 
 def main():

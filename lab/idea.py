@@ -6,12 +6,11 @@
 
 All other flags go to train.py: give the original the same ones, unless they are the idea. The
 default is a small model (--psi 6, 1,000 steps of 1,024 tokens): four minutes on two idle cores.
-Each seed reads the code when it starts, so edit nothing until the command ends. A name is one code
-and one list of flags. If you stop the command, repeat it to go on. The runs are in out/idea/ of the
-current folder.
+A name is one code and one list of flags, and its runs are out/idea/NAME-SEED of the current folder.
+Edit nothing until the command ends, because a run stores the code as its files are then. If you
+stop the command, repeat it to go on; what is finished is not trained again.
 """
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,32 +19,7 @@ from lab.compare import compare
 
 RUNS = Path("out/idea")
 SMALL = ["--psi", "6", "--seq-len", "128", "--steps", "1000", "--warmup", "250"]
-DIVERGED = 3                                           # train.py's exit code
-
-
-def refuse_other_code(name, seeds, flags):
-    """End the program if a name was trained with other code than there is now."""
-    args = train.get_args(flags)
-    model = train.make_model(args, train.get_tokenizer(args.tokenizer))
-    for seed in seeds:
-        path = RUNS / f"{name}-{seed}" / "ckpt.pt"
-        before = train.read_checkpoint(path)["source"] if path.exists() else {}
-        for module, text in train.source_of(model).items():
-            if before.get(module, text) != text or (before and module not in before):
-                sys.exit(f"error: {path.parent} was trained with another {module}.py: choose "
-                         "another name, or take your edit back")
-
-
-def train_seed(flags):
-    """Run train.py to its end. At Ctrl-C it saves the run, and this waits until it has."""
-    process = subprocess.Popen([sys.executable, train.__file__, *flags])
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:
-        process.wait()
-        code = 130
-    if code not in (0, DIVERGED):
-        sys.exit(code)
+ANOTHER_RUN, DIVERGED = 2, 3                           # train.py's exit codes
 
 
 def main():
@@ -54,14 +28,19 @@ def main():
     p.add_argument("name", help="original, or a name for your idea")
     p.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="[0 1 2]")
     args, flags = p.parse_known_args()
-    if not args.name.isidentifier():
-        sys.exit(f"error: {args.name} is no name: use letters, digits and _, a letter first")
     if args.name != "original" and not (RUNS / f"original-{args.seeds[0]}").exists():
         sys.exit("error: first train the code without your edit: python -m lab.idea original")
-    flags = [*SMALL, *flags]
-    refuse_other_code(args.name, args.seeds, flags)
+    train.get_parser().parse_args(flags)               # exits if train.py knows no such flag
     for seed in args.seeds:
-        train_seed([*flags, "--seed", str(seed), "--out", f"{RUNS}/{args.name}-{seed}", "--resume"])
+        out = f"{RUNS}/{args.name}-{seed}"
+        try:
+            train.main([*SMALL, *flags, "--seed", str(seed), "--out", out, "--resume"])
+        except SystemExit as end:
+            if end.code == ANOTHER_RUN and Path(out).exists():
+                sys.exit(f"error: {out} is a run of another code or other flags: choose another "
+                         f"name than {args.name}, or delete the folder")
+            if end.code != DIVERGED:
+                raise
     compare(dict.fromkeys([f"{RUNS}/original", f"{RUNS}/{args.name}"]))
     if args.name == "original":
         print("\nnext: edit an equation or write a class, then: python -m lab.idea mine")

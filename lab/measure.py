@@ -18,7 +18,6 @@ import hashlib
 import os
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -27,15 +26,6 @@ from lab.transformer import scale_rope
 from train import load_checkpoint
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def optional(name):
-    """A module of the extra `lab`, or one line that says what to install."""
-    try:
-        return import_module(name)
-    except ImportError:
-        package = name.partition(".")[0]
-        sys.exit(f'error: {package} is not installed: pip install -e ".[lab]", or {package} alone')
 
 
 def get_parser(doc):
@@ -62,14 +52,10 @@ def add_settings(p):
 
 def commit():
     """The commit of this code, with a + if files were edited since; "" without git."""
-    def git(*words):
-        done = subprocess.run(["git", "-C", str(Path(__file__).parent), *words],
-                              capture_output=True, text=True)
-        return done.stdout.strip()
-
+    command = ["git", "describe", "--always", "--exclude=*", "--abbrev=10", "--dirty=+"]
     try:
-        edited = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
-        return git("rev-parse", "--short=10", "HEAD") + edited
+        return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True,
+                              text=True).stdout.strip()
     except OSError:
         return ""
 
@@ -101,14 +87,11 @@ class Measurement:
     """A trained model, what its rows begin with, and the rows. name: of the table."""
 
     def __init__(self, args, name):
-        path = Path(args.ckpt)
-        if not path.is_file():
-            sys.exit(f"error: {path} does not exist, or is no file: train.py writes one")
+        self.args, self.rows, path = args, [], Path(args.ckpt)
+        self.model, self.tokenizer, self.ckpt = load_checkpoint(path, args.device)
         beside = f"{name}.tsv" if path.name == "ckpt.pt" else f"{path.stem}_{name}.tsv"
         self.path = args.table or path.with_name(beside)
         require_writable(self.path)
-        self.args, self.rows = args, []
-        self.model, self.tokenizer, self.ckpt = load_checkpoint(path, args.device)
         self.flags = self.ckpt["args"]
         self.about = {
             "checkpoint": hashlib.sha256(path.read_bytes()).hexdigest()[:10], "commit": commit(),

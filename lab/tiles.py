@@ -17,11 +17,13 @@ that are not 0, of those that are not gray. Windows are in tokens.
 import math
 import sys
 
+import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import torch
 
 from lab.check import weights_of
-from lab.measure import Measurement, add_table, get_parser, optional
+from lab.measure import Measurement, add_table, get_parser
 
 TEXT = (
     "Softmax attention hands out a fixed amount of weight, so a key can only win what another key "
@@ -34,48 +36,38 @@ TOKENS = 203                                           # of a text: a map has TO
 
 @torch.no_grad()
 def measure(model, tokens):
-    """(a dict for each tile, its map (T, T), masked where gray) for all tiles. tokens: (1, T).
-
-    A layer that neither calls `bound` nor has a `mix` has no maps, and `alive` is NaN there.
-    """
+    """(a dict for each tile, its map (T, T), masked where gray) for all tiles. tokens: (1, T)."""
     tiles, maps, x = [], [], model.embed(tokens)
     i = torch.arange(tokens.shape[1], device=x.device)
     distance = i[:, None] - i                          # i - j
     for n, layer in enumerate(model.layers):
         w, r = layer.w, layer.r
-        try:
-            weights = weights_of(layer, x, model.screen)[0]
-        except (IndexError, TypeError, AttributeError):
-            weights = None
-        for m in range(len(w)):
-            tile = {"layer": n + 1, "tile": m + 1, "w": w[m].item(), "r": r[m].item(),
-                    "alive": math.nan, "beyond_w": math.nan}
-            if weights is not None:
-                alpha = weights[m].float()
-                inside = (distance >= 0) & (distance < w[m])
-                shown = inside | (alpha != 0)
-                tile["alive"] = (alpha != 0)[shown].float().mean().item()
-                # The share of the weight that lies outside the window: 0 for Multiscreen.
-                total = alpha.abs().sum().clamp_min(1e-30)
-                tile["beyond_w"] = (alpha.abs()[~inside].sum() / total).item()
-                maps.append(np.ma.array(alpha.cpu(), mask=~shown.cpu()))
-            tiles.append(tile)
+        for m, alpha in enumerate(weights_of(layer, x, model.screen)[0].float()):
+            inside = (distance >= 0) & (distance < w[m])
+            shown = inside | (alpha != 0)
+            # The share of the weight that lies outside the window: 0 for Multiscreen.
+            beyond = alpha.abs()[~inside].sum() / alpha.abs().sum().clamp_min(1e-30)
+            tiles.append({"layer": n + 1, "tile": m + 1, "w": w[m].item(), "r": r[m].item(),
+                          "alive": (alpha != 0)[shown].float().mean().item(),
+                          "beyond_w": beyond.item()})
+            maps.append(np.ma.array(alpha.cpu(), mask=~shown.cpu()))
         x = layer(x, model.screen)
     return tiles, maps
 
 
 def print_summary(tiles, T_train):
-    """Print a line for each layer, and one for all."""
-    print(f"layer  tiles  w in tokens: least  median  largest  w > {T_train}  "
-          "r: least  median  largest   alive  no weight  weight beyond w")
-    for layer in [*dict.fromkeys(tile["layer"] for tile in tiles), "all"]:
-        chosen = [tile for tile in tiles if layer in (tile["layer"], "all")]
-        w, r, alive, beyond = (np.array([tile[name] for tile in chosen])
-                               for name in ("w", "r", "alive", "beyond_w"))
-        print(f"{layer:>5}  {len(chosen):5}  {w.min():18.4g}  {np.median(w):6.4g}  {w.max():7.4g}  "
-              f"{(w > T_train).sum():{4 + len(str(T_train))}}  {r.min():8.3f}  "
-              f"{np.median(r):6.3f}  {r.max():7.3f}  {alive.mean():6.1%}  "
-              f"{(alive == 0).sum():9}  {beyond.mean():15.1%}")
+    """Print a row for each layer, and one for all."""
+    table = pd.DataFrame(tiles)
+    table["long"], table["empty"] = table.w > T_train, table.alive == 0
+    layers = pd.concat([table, table.assign(layer="all")]).groupby("layer", sort=False)
+    summary = layers.agg(
+        tiles=("w", "size"), w_least=("w", "min"), w_median=("w", "median"), w_most=("w", "max"),
+        longer=("long", "sum"), r_least=("r", "min"), r_median=("r", "median"),
+        r_most=("r", "max"), alive=("alive", "mean"), empty=("empty", "sum"),
+        beyond_w=("beyond_w", "mean"))
+    print(f"longer: windows w of more than {T_train} tokens; empty: tiles without any weight; "
+          "beyond_w: share of\nthe weight that keys beyond the window get")
+    print(summary.to_string(float_format="{:.3g}".format))
 
 
 def six_of(tiles):
@@ -86,17 +78,16 @@ def six_of(tiles):
     return [left[place] for place in places]
 
 
-def draw_windows(plt, tiles, w_th, T_train, path):
+def draw_windows(tiles, w_th, T_train, path):
     """Draw a point (w, r) for each tile, coloured by layer, and a histogram of each."""
-    w, r = np.array([tile["w"] for tile in tiles]), [tile["r"] for tile in tiles]
+    w, r, layers = (np.array([tile[name] for tile in tiles]) for name in ("w", "r", "layer"))
     edge = 2.4 * max(w[w < np.inf].max(initial=1), w_th, T_train)
     w = w.clip(max=edge)                               # infinite windows stand at the right edge
     fig, ((top, corner), (ax, right)) = plt.subplots(
         2, 2, figsize=(8, 6), width_ratios=[4, 1], height_ratios=[1, 4], sharex="col", sharey="row")
     corner.axis("off")
-    points = ax.scatter(w, r, 30, [tile["layer"] for tile in tiles], clip_on=False)
-    fig.colorbar(points, ax=[corner, right], label="layer",
-                 ticks=sorted({tile["layer"] for tile in tiles}))
+    points = ax.scatter(w, r, 30, layers, clip_on=False)
+    fig.colorbar(points, ax=[corner, right], label="layer", ticks=np.unique(layers))
     ax.axvline(T_train, color="black", ls="--", label=f"training length, {T_train}")
     ax.axvline(w_th, color="C1", ls=":", lw=2.5, label=f"w_th = {w_th:g}: no MiPE from here on")
     ax.set(xscale="log", xlim=(1, edge), ylim=(-0.03, 1.03), xlabel="screening window w (tokens)",
@@ -108,7 +99,7 @@ def draw_windows(plt, tiles, w_th, T_train, path):
     plt.close(fig)
 
 
-def draw_maps(plt, tiles, maps, columns, path):
+def draw_maps(tiles, maps, columns, path):
     """Draw a grid of maps. The colours start far from white, which is exactly 0."""
     cmap = plt.matplotlib.colors.ListedColormap(plt.cm.plasma_r(np.linspace(0.25, 1, 256)))
     cmap = cmap.with_extremes(bad="0.3", under="white")
@@ -137,35 +128,26 @@ def main():
     p.add_argument("--text", default=TEXT, help=f"show the first {TOKENS} tokens of this text "
                    "[four sentences about screening]")
     args = p.parse_args()
-    plt = optional("matplotlib.pyplot")
     plt.switch_backend("agg")
     run = Measurement(args, "tiles")
     if not hasattr(run.model.layers[0], "s_w"):
         sys.exit(f"error: {args.ckpt} is a {run.flags['model']}, which has no windows")
     tokens = run.tokenizer.encode_ordinary(args.text)[:TOKENS]
-    if not tokens:
-        sys.exit("error: --text is empty")
     tiles, maps = measure(run.model, torch.tensor([tokens], device=args.device))
-    if not all(np.isfinite(alpha.data).all() for alpha in maps):
-        sys.exit("error: weights are not finite: has the model diverged, or does an edit divide by "
-                 "0?")
     print_summary(tiles, run.flags["seq_len"])
     run.setting = "as trained"
     for tile in tiles:
         run.add(text="ours" if args.text == TEXT else args.text[:40], **tile)
     run.write()
 
-    path, w_th = run.path, run.flags["w_th"]
-    draw_windows(plt, tiles, w_th, run.flags["seq_len"], path.with_name(f"{path.stem}_windows.png"))
-    if len(maps) < len(tiles):
-        print("some layers neither call `bound` nor have a `mix`, so there are no maps")
-        return
-    columns = len(tiles) // len(run.model.layers)
-    draw_maps(plt, tiles, maps, columns, path.with_name(f"{path.stem}_maps.png"))
+    def beside(name):
+        return run.path.with_name(f"{run.path.stem}_{name}.png")
+
+    draw_windows(tiles, run.flags["w_th"], run.flags["seq_len"], beside("windows"))
+    draw_maps(tiles, maps, len(tiles) // len(run.model.layers), beside("maps"))
     six = six_of(tiles)
     if six:
-        draw_maps(plt, [tiles[n] for n in six], [maps[n] for n in six], 3,
-                  path.with_name(f"{path.stem}_six.png"))
+        draw_maps([tiles[n] for n in six], [maps[n] for n in six], 3, beside("six"))
 
 
 if __name__ == "__main__":

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 import train
-from lab import ablations, idea, measure, perplexity, prepare, sample, tiles
-from lab.transformer import Transformer, scale_rope
+from lab import ablations, measure, perplexity, prepare, sample
+from lab.transformer import Transformer, rope, scale_rope
 from multiscreen import Config, GatedScreeningTiles, Multiscreen
-from tests.helpers import moved_model
+from tests.helpers import moved_model, needs_matplotlib, read_table
 from tests.reference import ABLATIONS, reference_logits
 
 compare = pytest.importorskip("lab.compare", reason="needs pandas and scipy")
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -62,28 +61,15 @@ def write_run(folder, loss=2.0, step=10, source=SOURCE, diverged=False, last=Tru
     return folder
 
 
-def test_a_seed_of_other_code_has_no_place_in_a_mean(call, tmp_path):
-    for seed in (0, 1):
-        write_run(tmp_path / f"a-{seed}")
-    write_run(tmp_path / "a-2", source={"multiscreen": "r = exp(s_r) + 1\nq = x\n"})
-    said = message(call, compare, "a")
-    assert "a-0 and a-2 differ" in said
-    assert "-r = sigmoid(s_r)" in said and "+r = exp(s_r) + 1" in said and "q = x" not in said
-
-
 @pytest.mark.parametrize("different, words", [
-    ({"lr": 0.2}, "lr 0.1 | 0.2"), ({"step": 20}, "step 10 | 20"), ({"psi": 4}, "psi None | 4")])
-def test_a_mean_needs_equal_flags_and_steps(call, tmp_path, different, words):
+    ({"lr": 0.2}, "lr 0.1 | 0.2"), ({"step": 20}, "step 10 | 20"), ({"psi": 4}, "psi None | 4"),
+    ({"source": {"multiscreen": "r = exp(s_r) + 1\nq = x\n"}}, "+r = exp(s_r) + 1")])
+def test_a_mean_needs_equal_flags_code_and_steps(call, tmp_path, different, words):
     write_run(tmp_path / "a-0")
-    write_run(tmp_path / "a-1", **different)
-    said = message(call, compare, "a-0", "a-1")
-    assert "a-0 and a-1" in said and words in said
-
-
-def test_two_runs_of_one_seed_are_refused(call, tmp_path):
-    write_run(tmp_path / "a-0")
-    write_run(tmp_path / "a-1", seed=0)
-    assert "both have the seed 0" in message(call, compare, "a")
+    write_run(tmp_path / "a-1")
+    write_run(tmp_path / "a-2", **different)
+    said = message(call, compare, "a")
+    assert "a-0 and a-2 differ" in said and words in said and "q = x" not in said
 
 
 def test_a_label_is_no_pattern(call, tmp_path):
@@ -91,39 +77,27 @@ def test_a_label_is_no_pattern(call, tmp_path):
         for seed in (0, 1, 2):
             write_run(tmp_path / f"{label}-{seed}", loss=2 + len(label) / 10 + seed / 100)
     out = call(compare, "mine")
-    assert "wide" not in out and "mine-0" not in out and "0 1 2" in out
-    out = call(compare, "mine", "mine-wide")
-    assert "mine-wide: the loss is higher" not in out          # equal differences have no p
-    assert "mine-wide: +0.5000 nats per token, 3 pairs, the same in each" in out
+    assert "wide" not in out and "mine-0" not in out and "[0, 1, 2]" in out
+    assert "mine-wide: +0.5000 nats per token (pairs: 3)" in call(compare, "mine", "mine-wide")
     # All of a folder: three labels.
-    assert call(compare, ".").count("0 1 2") == 3
-
-
-def test_differences_that_are_equal_but_for_rounding_have_no_p():
-    ours = {0: 0.3, 1: 0.7, 2: 0.15}
-    theirs = {0: 0.2, 1: 0.6, 2: 0.05}
-    assert len({ours[n] - theirs[n] for n in ours}) > 1        # as floating point has it
-    found = compare.paired(ours, theirs)
-    assert found["mean"] == pytest.approx(0.1)
-    assert found["sd"] == 0 and found["n"] == 3
-    assert all(math.isnan(found[name]) for name in ("t", "p", "low", "high"))
+    assert call(compare, ".").count("[0, 1, 2]") == 3
 
 
 def test_differences_are_paired_by_seed():
+    """By hand: t of three differences .5, 1, .5, and its p for two degrees of freedom."""
     found = compare.paired({0: 1.0, 1: 2.0, 2: 3.5, 7: 9.0}, {2: 3.0, 1: 1.0, 0: 0.5, 5: 4.0})
-    assert found["n"] == 3
-    assert found["mean"] == pytest.approx(2 / 3)
-    # t of three differences .5, 1, .5, and its p for two degrees of freedom in closed form.
     t = (2 / 3) / (math.sqrt(1 / 12) / math.sqrt(3))
-    assert found["t"] == pytest.approx(t)
-    assert found["p"] == pytest.approx(1 - t / math.sqrt(2 + t**2))
-    assert found["low"] < 0 < found["high"]
+    assert found["n"] == 3
+    assert (found["mean"], found["t"], found["p"]) == pytest.approx(
+        (2 / 3, t, 1 - t / math.sqrt(2 + t**2)))
     assert (found["low"] + found["high"]) / 2 == pytest.approx(found["mean"])
 
 
-def test_holm_corrects_and_leaves_what_is_no_test():
-    corrected = compare.holm([0.01, math.nan, 0.04, 0.03])
-    np.testing.assert_allclose(corrected, [0.03, math.nan, 0.06, 0.06])
+def test_differences_that_are_equal_but_for_rounding_have_no_p():
+    ours, theirs = {0: 0.3, 1: 0.7, 2: 0.15}, {0: 0.2, 1: 0.6, 2: 0.05}
+    assert len({ours[n] - theirs[n] for n in ours}) > 1        # as floating point has it
+    found = compare.paired(ours, theirs)
+    assert found["sd"] == 0 and math.isnan(found["t"]) and math.isnan(found["p"])
 
 
 def test_a_run_that_diverged_is_counted_and_in_no_mean(call, tmp_path):
@@ -133,15 +107,20 @@ def test_a_run_that_diverged_is_counted_and_in_no_mean(call, tmp_path):
     write_run(tmp_path / "b-3", diverged=True, last=False)
     out = call(compare, "a", "b")
     row = next(line for line in out.splitlines() if line.split()[:1] == ["b"])
-    assert row.split()[:5] == ["b", "0", "1", "2", "3"]
-    assert f"{(2.1 + 2.3) / 2:.5g}" in row
-    assert "2 pairs" in out and "+0.1500" in out
+    assert "[0, 1]" in row and "[2, 3]" in row and f"{(2.1 + 2.3) / 2:.5g}" in row
+    assert "+0.1500 nats per token (pairs: 2)" in out
 
 
-def test_a_run_without_a_loss_at_its_last_step_is_named(call, tmp_path):
+def test_what_cannot_be_compared_is_named(call, tmp_path):
     write_run(tmp_path / "a-0", loss="")
-    assert "a-0 has no validation loss at step 10" in message(call, compare, "a-0")
-    assert "nothing is no run" in message(call, compare, "nothing")
+    write_run(tmp_path / "b-0")
+    write_run(tmp_path / "b-1", seed=0)
+    write_run(tmp_path / "own-0")
+    train.save_checkpoint(tmp_path / "own-0/ckpt.pt", Multiscreen(Config(2)), train.get_args([]))
+    for name, words in {"a": "a-0 has no validation loss at step 10", "none": "none is no run",
+                        "b": "b-0 and b-1 both have the seed 0", "own": "has no log of train.py",
+                        }.items():
+        assert words in message(call, compare, name)
 
 
 def test_flags_and_lines_of_code_that_differ_between_labels_are_shown(call, tmp_path):
@@ -150,36 +129,29 @@ def test_flags_and_lines_of_code_that_differ_between_labels_are_shown(call, tmp_
         write_run(tmp_path / f"b-{seed}", loss=3 + seed / 8, lr=0.5,
                   source=SOURCE | {"mine": "class Tiles: pass\n"})
     out = call(compare, "a", "b")
-    assert "b: the loss is higher than that of a: +0.9821 nats per token, 3 pairs, 95 %" in out
+    assert "b: the loss is higher than that of a: +0.9821 nats per token (pairs: 3), 95 %" in out
     assert "lr 0.1 | 0.5" in out and "+class Tiles: pass" in out and "sigmoid" not in out
 
 
 # ---------------------------------------------------------------------------------- an idea
 
-def test_an_idea_is_trained_and_compared(call, tmp_path, monkeypatch):
+def test_an_idea_is_trained_and_compared(call, tmp_path):
+    from lab import idea
+
     (tmp_path / "text.txt").write_text("".join(f"{n} bottles of beer\n" for n in range(300)))
     small = ["--psi", "2", "--seq-len", "16", "--steps", "2", "--data", "text.txt", "--device",
              "cpu", "--kernel", "multiscreen"]
     assert "first train the code" in message(call, idea, "mine", *small)
+    assert "[0, 1, 2]" in call(idea, "original", *small)
+    mine = ["mine", *small, "--model", f"{__name__}.Doubled"]
+    out = call(idea, *mine)
+    assert f"model multiscreen | {__name__}.Doubled" in out and "pairs: 3" in out
 
-    def in_this_process(flags):
-        args = train.get_args(flags)
-        if not Path(args.out, "ckpt.pt").exists():
-            train.train(args)
-
-    monkeypatch.setattr(idea, "train_seed", in_this_process)
-    assert "0 1 2" in call(idea, "original", *small)
-    out = call(idea, "mine", *small, "--model", f"{__name__}.Doubled")
-    assert f"model multiscreen | {__name__}.Doubled" in out and "3 pairs" in out
-
-    # A name is one code.
-    path = tmp_path / "out/idea/mine-0/ckpt.pt"
-    ckpt = torch.load(path)
-    torch.save(ckpt | {"source": dict.fromkeys(ckpt["source"], "before")}, path)
-    said = message(call, idea, "mine", *small, "--model", f"{__name__}.Doubled")
-    assert "choose another name" in said
-    with pytest.raises(SystemExit):
-        call(idea, "mine-*")
+    # What is finished is not trained again, and a name has one recipe.
+    assert "mine-2 is finished, at step 2" in call(idea, *mine)
+    assert "choose another name than mine, or delete" in message(call, idea, *mine, "--lr", "0.5")
+    out = call(idea, "hot", *small, "--steps", "12", "--lr", "1e12")
+    assert "[0, 1, 2]" in next(line for line in out.splitlines() if line.startswith("out/idea/hot"))
 
 
 class Doubled(GatedScreeningTiles):
@@ -217,16 +189,11 @@ def checkpoint(tmp_path):
     return make
 
 
-def table_of(path):
-    head, *rows = [line.split("\t") for line in path.read_text().splitlines()]
-    return [dict(zip(head, row, strict=True)) for row in rows]
-
-
 def test_a_table_is_written_whole_and_says_what_it_is_of(call, checkpoint):
     path = checkpoint()
     for _ in range(2):                                 # the second one replaces the first
         out = call(perplexity, "--ckpt", path, "--length", "100", "--swe")
-    rows = table_of(path.with_name("perplexity.tsv"))
+    rows = read_table(path.with_name("perplexity.tsv"))
     assert len(rows) == 2 * len(perplexity.positions(100))
     assert {row["setting"] for row in rows} == {"as trained", "SWE"}
     for row in rows:
@@ -239,12 +206,12 @@ def test_a_table_is_written_whole_and_says_what_it_is_of(call, checkpoint):
 def test_a_table_that_cannot_be_written_is_refused_before_measuring(call, checkpoint, monkeypatch):
     path = checkpoint()
     (path.parent / "perplexity.tsv").mkdir()
-    monkeypatch.setattr(measure, "load_checkpoint", lambda *_: pytest.fail("it measures"))
+    monkeypatch.setattr(perplexity, "nats", lambda *_: pytest.fail("it measures"))
     assert "cannot be written" in message(call, perplexity, "--ckpt", path)
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--length", "99999"], "no document is longer"), (["--ckpt", "none.pt"], "does not exist"),
+    (["--length", "99999"], "no document is longer"), (["--ckpt", "none.pt"], "train a model"),
     (["--rope-scale", "4"], "the model has none"), (["--rope-scale", "x"], "no factor for RoPE")])
 def test_what_cannot_be_measured_is_one_line(call, checkpoint, flags, words):
     path = checkpoint()
@@ -264,42 +231,34 @@ def test_the_token_at_position_p_is_predicted_from_the_p_before_it(checkpoint):
 
 
 def test_tiles_show_all_weight_of_the_screens_own(checkpoint):
+    tiles, tokens = pytest.importorskip("lab.tiles"), torch.randint(257, (1, 40))
     for name, beyond in (("multiscreen", False), (f"{__name__}.Alibi", True)):
         model, _, _ = train.load_checkpoint(checkpoint("--model", name))
-        found, maps = tiles.measure(model, torch.randint(257, (1, 40)))
-        assert len(maps) == 4
-        for tile, alpha in zip(found, maps):
+        found, maps = tiles.measure(model, tokens)
+        for tile, alpha in zip(found, maps, strict=True):
             assert not np.ma.getmaskarray(alpha)[alpha.data != 0].any()    # no weight is gray
             if beyond:
                 np.testing.assert_allclose(alpha.data.sum(1), 1, atol=1e-3)
                 assert tile["alive"] == 1
+        if not beyond:
+            for alpha, right in zip(maps, torch.cat(model.relevance_maps(tokens), 1)[0]):
+                np.testing.assert_allclose(alpha.data, right, atol=1e-6)
         assert (found[0]["beyond_w"] > 0.1) == beyond  # a window of two tokens
 
 
-def test_tiles_are_the_models_own_relevance_maps(checkpoint):
-    model, _, _ = train.load_checkpoint(checkpoint())
-    tokens = torch.randint(257, (1, 50))
-    _, maps = tiles.measure(model, tokens)
-    for alpha, right in zip(maps, torch.cat(model.relevance_maps(tokens), 1)[0]):
-        np.testing.assert_allclose(alpha.data, right, atol=1e-6)
-
-
+@needs_matplotlib
 def test_tiles_are_drawn_and_a_sample_is_text(call, checkpoint):
-    pytest.importorskip("matplotlib")
+    from lab import tiles
+
     path = checkpoint()
     out = call(tiles, "--ckpt", path)
-    assert "w in tokens" in out and len(table_of(path.with_name("tiles.tsv"))) == 4
+    assert "w_median" in out and len(read_table(path.with_name("tiles.tsv"))) == 4
     for name in ("windows", "maps", "six"):
         assert path.with_name(f"tiles_{name}.png").stat().st_size > 10_000
     flags = ["--ckpt", path, "--prompt", "1 bottle", "--tokens", 9]
     out = call(sample, *flags)
     assert out.startswith("1 bottle") and out == call(sample, *flags)
     assert "temperature" in message(call, sample, *flags, "--temperature", -1)
-
-
-def test_a_package_that_is_missing_is_named():
-    with pytest.raises(SystemExit, match="no_such_package is not installed: pip install"):
-        measure.optional("no_such_package.part")
 
 
 # ------------------------------------------------------------------------------- a corpus
