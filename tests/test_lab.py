@@ -337,42 +337,13 @@ def small_transformer(**sizes):
 
 
 @torch.no_grad()
-def test_the_transformer_is_llamas():
-    """Its layer, once more: one head and one query at a time, RoPE as complex numbers."""
-    model = small_transformer()
-    layer, x = model.layers[0], torch.randn(1, 20, 24, dtype=torch.float64)
-
-    def norm(x):
-        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-
-    y, out, i = norm(x[0]), torch.zeros(20, 24, dtype=torch.float64), torch.arange(20.0).double()
-    for h in range(3):
-        part = slice(8 * h, 8 * h + 8)
-        turn = torch.polar(torch.ones(20, 4).double(),
-                           i[:, None] * 10_000 ** (-torch.arange(4).double() / 4))
-        q, k = (torch.complex(*(y @ W[:, part]).chunk(2, 1)) * turn for W in (layer.W_Q, layer.W_K))
-        s = (q @ k.mH).real / math.sqrt(8)
-        p = s.masked_fill(i > i[:, None], -torch.inf).softmax(1)
-        out += p @ (y @ layer.W_V[:, part]) @ layer.W_O[part]
-    z = x[0] + out
-    y = norm(z)
-    z = z + (torch.nn.functional.silu(y @ layer.W_gate) * (y @ layer.W_up)) @ layer.W_down
-    torch.testing.assert_close(layer(x)[0], z, rtol=1e-9, atol=1e-9)
-    assert layer.W_up.shape == (24, 64)
-
-
-@torch.no_grad()
 def test_rope_is_scaled_for_longer_texts():
     """Positions divided by 4 are those of every fourth token; ntk leaves the fastest pair alone."""
-    from lab.transformer import rope
-
     x, i = torch.randn(1, 1, 10, 8, dtype=torch.float64), torch.arange(10)
     torch.testing.assert_close(rope(x, 4 * i, 4.0), rope(x, i))
-    fast, slow = [0, 4], [3, 7]
     ntk = rope(x, 4 * i, 1.0, 4.0)
-    torch.testing.assert_close(ntk[..., fast], rope(x, 4 * i)[..., fast])
-    torch.testing.assert_close(ntk[..., slow], rope(x, i)[..., slow])
-
+    torch.testing.assert_close(ntk[..., [0, 4]], rope(x, 4 * i)[..., [0, 4]])
+    torch.testing.assert_close(ntk[..., [3, 7]], rope(x, i)[..., [3, 7]])
     model, tokens = small_transformer(), torch.randint(50, (1, 30))
     as_trained = model(tokens)
     for factor in ("4", "ntk4"):
@@ -396,16 +367,8 @@ def test_parameter_counts_are_the_papers(sizes, lr, counts):
     assert (n, n - model.W_E.numel()) == counts
 
 
-def test_the_recipe_of_the_transformer_is_its_default():
-    args = train.get_args(["--model", "lab.transformer.Transformer", "--clip", "0"])
-    assert (args.lr, args.weight_decay, args.clip) == (1e-3, 0.1, 0)
-    assert (args.N_L, args.N_H, args.d_E) == (6, 4, 128)
-
-
 VARIANTS = [ablations.Rope, ablations.Nope, ablations.NoTanhNorm, ablations.NoGate,
             ablations.FixedR, ablations.Compete, ablations.Softmax, ablations.SoftmaxRope]
-
-
 NAMES = dict(zip(VARIANTS, ABLATIONS))                 # as tests/reference.py calls them
 
 
@@ -433,17 +396,9 @@ def test_each_ablation_decodes_as_it_reads_and_learns_all_but_what_is_fixed(cls)
     caches = model.new_caches()
     pieces = torch.cat([model(piece, caches) for piece in x.split((40, 1, 30, 1, 18), 1)], 1)
     torch.testing.assert_close(pieces, model(x), rtol=1e-9, atol=1e-9)
-    assert (pieces - Multiscreen.forward(with_paper_tiles(model), x)).abs().max() > 1e-6
     model.loss(x, x).backward()
     fixed = {name for name, p in model.named_parameters() if p.grad is None}
     assert all(name.endswith("s_r") for name in fixed) and bool(fixed) == (cls is ablations.FixedR)
-
-
-def with_paper_tiles(model):
-    """The paper's model with the weights of a variant."""
-    paper = Multiscreen(model.config)
-    paper.load_state_dict(model.state_dict(), strict=False)
-    return paper.double()
 
 
 def test_without_a_gate_more_tiles_make_up_for_the_weights_as_in_the_paper():
@@ -452,14 +407,8 @@ def test_without_a_gate_more_tiles_make_up_for_the_weights_as_in_the_paper():
     assert sum(p.numel() for p in model.parameters()) == 27_653_437
 
 
-def test_softmax_weights_are_softmaxs_and_finite_where_all_similarities_are_low():
-    torch.manual_seed(0)
+def test_softmax_weights_are_finite_where_all_similarities_are_low():
     q = torch.nn.functional.normalize(torch.randn(1, 1, 30, 16), dim=-1)
-    v, w, r = torch.eye(30)[None, None], torch.tensor([12.5]), torch.tensor([0.001])
-    h = ablations.exponential(q, -q, v, w, torch.tensor([0.5]))[0, 0]
-    d = torch.arange(30) - torch.arange(30)[:, None]
-    m = torch.where((d <= 0) & (d > -12.5), (1 + torch.cos(math.pi * d / 12.5)) / 2, 0)
-    right = (4 * (q @ -q.mT)[0, 0] + m.log()).softmax(1)
-    torch.testing.assert_close(h / h.sum(1, keepdim=True), right, atol=1e-5, rtol=1e-4)
-    low = ablations.exponential(q, -q, v, w, r)
+    low = ablations.exponential(q, -q, torch.eye(30)[None, None], torch.tensor([12.5]),
+                                torch.tensor([0.001]))
     assert low.isfinite().all() and (low.sum(-1) > 0).all()
