@@ -320,8 +320,7 @@ def main():
     p.add_argument("--ckpt", help="a checkpoint of train.py; all other flags are train.py's")
     own, flags = p.parse_known_args()
     ckpt = train.read_checkpoint(own.ckpt) if own.ckpt else {}
-    # As if the run went on: with all the flags that it had.
-    args = train.get_args([*flags, "--resume"] if ckpt else flags, ckpt)
+    args = train.get_args(flags, ckpt)                 # as if the run went on
     trial = Trial(args, train.get_tokenizer(args.tokenizer), ckpt.get("weights"))
     found, conditions = answers(trial)
     about = f"{own.ckpt or args.model}, {args.seq_len} tokens, {trial.about_screen}"
