@@ -80,9 +80,20 @@ class Detached(GatedScreeningTiles):
         return torch.sigmoid(self.s_r.detach())
 
 
+class NoEffect(GatedScreeningTiles):
+    """A matrix whose gradient is 0: weight decay alone would move it."""
+    def initialize(self):
+        super().initialize()
+        self.W_U = nn.Parameter(torch.randn(4, 4))
+
+    def gate(self, x):
+        return super().gate(x) + 0 * self.W_U.sum()
+
+
 class BatchMix(Gate):
+    """In train mode a gate is mixed with those of the other sequences."""
     def change(self, g):
-        return g + 0.05 * g.mean(0, keepdim=True)
+        return g + 0.05 * g.mean(0, keepdim=True) if self.training else g
 
 
 class Infinite(Gate):
@@ -150,6 +161,13 @@ class CachedNaN(Multiscreen):
         return x * np.nan if caches and caches[0].end > 700 else x
 
 
+class Shifted(Multiscreen):
+    """Single losses are those of the token before; their mean is right."""
+    def loss(self, tokens, targets, reduction="mean"):
+        loss = super().loss(tokens, targets, reduction)
+        return loss.roll(1, 1) if reduction == "none" else loss
+
+
 class SumOverT(Multiscreen):
     """The mean is one over the batch alone."""
     def loss(self, tokens, targets, reduction="mean"):
@@ -174,11 +192,12 @@ class SecondBest(Multiscreen):
         return tokens[:, T:]
 
 
-WRONG = {DeadGate: "moves", Detached: "moves", Infinite: "moves", Smoothed: "is_cross_entropy",
-         SumOverT: "is_cross_entropy", ChangesTokens: "is_cross_entropy", LeakFar: "is_causal",
-         MeanOf300: "is_causal", RunMean: "is_causal", TrainLeak: "is_causal",
-         BatchMix: "is_alone", NoCaches: "decodes", FirstPass: "decodes", SecondBest: "decodes",
-         CacheCut: "decodes", LeakInBlocks: "decodes", WidePieces: "decodes", CachedNaN: "decodes"}
+WRONG = {DeadGate: "moves", NoEffect: "moves", Detached: "moves", Infinite: "moves",
+         Smoothed: "is_cross_entropy", Shifted: "is_cross_entropy", SumOverT: "is_cross_entropy",
+         ChangesTokens: "is_cross_entropy", LeakFar: "is_causal", MeanOf300: "is_causal",
+         RunMean: "is_causal", TrainLeak: "is_causal", BatchMix: "is_alone",
+         NoCaches: "decodes", FirstPass: "decodes", SecondBest: "decodes", CacheCut: "decodes",
+         LeakInBlocks: "decodes", WidePieces: "decodes", CachedNaN: "decodes"}
 
 
 # ------------------------------------------------------------------------- right
