@@ -195,7 +195,8 @@ def test_a_table_is_written_whole_and_says_what_it_is_of(call, checkpoint):
         out = call(perplexity, "--ckpt", path, "--length", "100", "--swe")
     rows = read_table(path.with_name("perplexity.tsv"))
     assert len(rows) == 2 * len(perplexity.positions(100))
-    assert {row["setting"] for row in rows} == {"as trained", "SWE"}
+    nats = {row["setting"]: row["nats"] for row in rows}           # at the last position
+    assert nats.keys() == {"as trained", "SWE"} and nats["as trained"] != nats["SWE"]
     for row in rows:
         assert row["step"] == "7" and row["seq_len"] == "16" and "text.txt" in row["text"]
         assert row["checkpoint"] == rows[0]["checkpoint"] and len(row["checkpoint"]) == 10
