@@ -21,10 +21,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
-from scipy import stats
 
 from train import has_diverged, read_checkpoint
+
+try:
+    import pandas as pd
+    from scipy import stats
+except ImportError as e:
+    sys.exit(f'error: {e}: pip install -e ".[lab]"')
 
 OF_ONE_RUN = {"seed", "out", "resume", "force"}        # flags in which runs of a group may differ
 ROUNDING = 1e-9                                        # relative: a smaller deviation is none

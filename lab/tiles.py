@@ -17,13 +17,17 @@ that are not 0, of those that are not gray. Windows are in tokens.
 import math
 import sys
 
-import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import torch
 
 from lab.check import weights_of
 from lab.measure import Measurement, add_table, get_parser
+
+try:
+    import matplotlib.pyplot as plt
+    import pandas as pd
+except ImportError as e:
+    sys.exit(f'error: {e}: pip install -e ".[lab]"')
 
 TEXT = (
     "Softmax attention hands out a fixed amount of weight, so a key can only win what another key "
