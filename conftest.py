@@ -2,9 +2,13 @@
 
 Each run draws other examples. A failure prints what draws it again.
 """
+import os
+
 import torch
 from hypothesis import settings
 
+# screening_triton reads it when it is imported, by whichever test comes first.
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 torch.set_num_threads(1)                               # on small tensors a second one costs time
 
 # derandomize is given because Hypothesis turns it on by itself where the variable CI is set.

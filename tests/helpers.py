@@ -1,6 +1,5 @@
 """Shared by the tests of what stands around the model: short runs, folders, other processes."""
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,9 +15,9 @@ import torch
 import train
 
 ROOT = Path(__file__).parent.parent
-has_cpp = shutil.which(os.environ.get("CXX") or "c++") is not None
-needs_cpp = pytest.mark.skipif(not has_cpp, reason="needs a C++ compiler")
-needs_matplotlib = pytest.mark.skipif(not find_spec("matplotlib"), reason="draws figures")
+needs_interpreter = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None,
+    reason="needs Triton's interpreter")
 
 # A run of a second, by the definition, which everything else is compared with.
 SMALL = ["--psi", "2", "--seq-len", "32", "--batch-size", "4", "--warmup", "2", "--device", "cpu",

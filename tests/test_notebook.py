@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from multiscreen import screen
-from tests.helpers import ROOT, run
-from tests.inputs import needs_interpreter
+from tests.helpers import ROOT, needs_interpreter, run
 
 NOTEBOOK = ROOT / "course/exercises/notebook.ipynb"
 CELLS = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
