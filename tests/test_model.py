@@ -1,4 +1,4 @@
-"""What users meet when they build and train a model: refusals, memory, autocast, edits.
+"""What users meet when they build and train a model: refusals, memory, edits.
 
 That the model is the paper's is shown in test_multiscreen.py.
 """
@@ -28,10 +28,9 @@ def test_tokens_of_another_shape_are_refused(shape):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_parameters_of_16_bits_are_refused_in_one_line(dtype):
-    with pytest.raises(TypeError, match="keep them in float32") as e:
+def test_parameters_of_16_bits_are_refused(dtype):
+    with pytest.raises(TypeError, match="keep them in float32"):
         small().to(dtype)(draw_tokens(1, 5))
-    assert "\n" not in str(e.value)
 
 
 def test_what_a_loss_or_a_cache_does_not_fit_is_refused():
@@ -58,47 +57,12 @@ def test_logits_are_never_kept_for_backward():
     assert not {(7, 50), (70, 50)} & set(kept)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("tokens, chunks", [(7, [7]), (8, [7, 1]), (15, [7, 7, 1])])
-def test_logits_beyond_2_to_the_25th_come_in_chunks(tokens, chunks):
-    """Up to there they are computed at once."""
-    model, sizes = small(1), []
-    model.config.vocab_size = 2**25 // 7
-    logits = model.logits
-
-    def watch(x, head):
-        sizes.append(len(x))
-        return logits(x, head)
-
-    model.logits = watch
-    model.loss(draw_tokens(1, tokens), draw_tokens(1, tokens))
-    assert sizes == chunks
-
-
-@pytest.mark.parametrize("logits_at_once", [2**25, 4 * 50])
-def test_an_edit_of_logits_acts_in_training(monkeypatch, logits_at_once):
+def test_an_edit_of_logits_acts_in_training(monkeypatch):
     model, tokens = small(1, moved=True), draw_tokens(2, 41)
-    model.logits_at_once = logits_at_once
     before = model.loss(tokens[:, :-1], tokens[:, 1:]).item()
     right = Multiscreen.logits
     monkeypatch.setattr(Multiscreen, "logits", lambda self, *args: 0.5 * right(self, *args))
     assert abs(model.loss(tokens[:, :-1], tokens[:, 1:]).item() - before) > 0.01
-
-
-def test_a_step_under_autocast_is_one_with_products_of_16_bits():
-    """The loss and every gradient, for tiles with r = 0.01 whose queries find their own keys."""
-    tokens, found = draw_tokens(2, 151), []
-    for dtype in (torch.bfloat16, None):
-        model = small(1, moved=True, dtype=dtype)
-        for layer in model.layers:
-            layer.W_K.data.copy_(layer.W_Q)
-            layer.s_r.data.fill_(math.log(0.01 / 0.99))
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype is None):
-            loss = model.loss(tokens[:, :-1], tokens[:, 1:])
-        loss.backward()
-        found.append([loss.detach(), *(p.grad for p in model.parameters())])
-    for wanted, x in zip(*found):
-        assert (x - wanted).norm() < 0.1 * wanted.norm()
 
 
 def test_without_targets_the_loss_is_zero_and_so_is_its_gradient():
