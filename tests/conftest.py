@@ -1,6 +1,5 @@
 """Fixtures that several test files use."""
 import signal
-import sys
 
 import pytest
 
@@ -19,15 +18,3 @@ def no_samples():
     with pytest.MonkeyPatch.context() as m:
         m.setattr(train, "sample", lambda model, data, tokenizer: "")
         yield
-
-
-@pytest.fixture
-def call(monkeypatch, tmp_path):
-    """call(script, *flags) runs its main() in the test's own folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(script, *flags):
-        monkeypatch.setattr(sys, "argv", [script.__name__, *map(str, flags)])
-        script.main()
-
-    return run
