@@ -32,30 +32,29 @@ def rope(x, scale="1"):
 
 
 # The ablations written out here. One that you add needs no reference.
-ABLATIONS = ("rope", "nope", "no-tanhnorm", "no-gate", "fixed-r", "compete", "softmax",
-             "softmax-rope")
+ABLATIONS = ("Rope", "Nope", "NoTanhNorm", "NoGate", "FixedR", "Compete", "Softmax", "SoftmaxRope")
 
 
 def screening_unit(q, k, v, w, r, w_th=256.0, variant="", scale="1"):
     """Eqs. 5 to 14 for one tile: projected q, k, v, one row a token -> u. variant: an ablation."""
     q, k, v = unit(q), unit(k), unit(v)
-    if variant in ("rope", "softmax-rope"):
+    if variant in ("Rope", "SoftmaxRope"):
         q, k = rope(q, scale), rope(k, scale)
-    elif variant != "nope":
+    elif variant != "Nope":
         q, k = mipe(q, w, w_th), mipe(k, w, w_th)
     h = []
     for i in range(len(q)):
         j = torch.tensor(visible(i, len(k), w))
         d = (j - i).double()
         alpha = relevance(k[j] @ q[i], d, w, r)
-        if variant == "compete":
+        if variant == "Compete":
             alpha = alpha / (1 + alpha.sum())
-        elif variant in ("softmax", "softmax-rope"):
+        elif variant in ("Softmax", "SoftmaxRope"):
             m = (1 + (math.pi * d / w).cos()) / 2
             alpha = torch.softmax(2 * (k[j] @ q[i]) / r + m.log(), 0)
         h.append(alpha @ v[j])
     h = torch.stack(h)
-    return h if variant == "no-tanhnorm" else tanh_norm(h)
+    return h if variant == "NoTanhNorm" else tanh_norm(h)
 
 
 def reference_logits(p, c, tokens, variant="", scale="1"):
@@ -68,10 +67,10 @@ def reference_logits(p, c, tokens, variant="", scale="1"):
         update = 0
         for t in range(c.N_H):
             w = W["s_w"][t].exp() + 1
-            r = 1 if variant == "fixed-r" else 1 / (1 + (-W["s_r"][t]).exp())
+            r = 1 if variant == "FixedR" else 1 / (1 + (-W["s_r"][t]).exp())
             q, k, v = (x @ W[name][:, t] for name in ("W_Q", "W_K", "W_V"))
             y = screening_unit(q, k, v, w, r, c.w_th, variant, scale)
-            if variant != "no-gate":
+            if variant != "NoGate":
                 g = x @ W["W_G"][:, t]
                 y = y * (g / (1 + (-g).exp())).tanh()
             update = update + y @ (W["s_O"][t].exp() * W["W_O"][t])
@@ -79,10 +78,10 @@ def reference_logits(p, c, tokens, variant="", scale="1"):
     return x @ (p["s_F"].exp() * E).T
 
 
-# The mechanisms written out here: NAME of transformer:SIZE:NAME. One that you add needs none.
-MECHANISMS = ("", "qknorm", "nope", "local", "alibi", "ssmax", "ssmax-rope", "off-by-one",
-              "sigmoid", "entmax", "stick-breaking", "forgetting", "selective", "screening")
-WITH_ROPE = ("", "qknorm", "ssmax-rope", "off-by-one", "entmax", "selective")
+# The mechanisms of study/attention.py written out here. One that you add needs none.
+MECHANISMS = ("Softmax", "QKNorm", "NoPE", "Local", "ALiBi", "SSMaxNoPE", "SSMax", "OffByOne",
+              "Sigmoid", "Entmax", "StickBreaking", "Forgetting", "Selective", "Screening")
+WITH_ROPE = ("Softmax", "QKNorm", "SSMax", "OffByOne", "Entmax", "Selective")
 
 
 def entmax(s):
@@ -102,29 +101,29 @@ def attention_weights(variant, s, i, t, H, log_f, selected):
     """
     m, n = 2 ** (-8 * (t + 1) / H), i + 1
     d = torch.arange(n, dtype=s.dtype) - i
-    if variant == "alibi":
+    if variant == "ALiBi":
         return (s + m * d).softmax(0)
-    if variant == "sigmoid":
+    if variant == "Sigmoid":
         return 1 / (1 + n * (-s - m * d).exp())
-    if variant == "off-by-one":
+    if variant == "OffByOne":
         return s.exp() / (1 + s.exp().sum())
-    if variant == "entmax":
+    if variant == "Entmax":
         return entmax(s)
-    if variant == "stick-breaking":
+    if variant == "StickBreaking":
         p, rest = [s.new_zeros(())], 1.0
         for j in range(i - 1, -1, -1):
             b = 1 / (1 + (-s[j]).exp())
             p.insert(0, b * rest)
             rest = rest * (1 - b)
         return torch.stack(p)
-    if variant == "forgetting":
+    if variant == "Forgetting":
         s = s + torch.stack([log_f[j + 1 : n].sum() for j in range(n)])
-    if variant == "selective":
+    if variant == "Selective":
         s = s - selected
     return s.softmax(0)
 
 
-def reference_transformer(p, c, tokens, variant="", scale="1"):
+def reference_transformer(p, c, tokens, variant="Softmax"):
     """The logits (T, N) of the baseline, a LLaMA, or of one that attends otherwise."""
     def norm(y, weight=1.0):
         return y / (y.square().mean(1, keepdim=True) + 1e-5).sqrt() * weight
@@ -139,27 +138,27 @@ def reference_transformer(p, c, tokens, variant="", scale="1"):
         for t in range(c.N_H):
             columns = slice(t * K, (t + 1) * K)
             q, k, v = (y @ W[name][:, columns] for name in ("W_Q", "W_K", "W_V"))
-            if variant == "qknorm":
+            if variant == "QKNorm":
                 q, k = norm(q, W["norm_q.weight"]), norm(k, W["norm_k.weight"])
-            if variant in WITH_ROPE or variant == "local" and n in (0, 2, 4):
-                q, k = rope(q, scale), rope(k, scale)
-            if variant == "screening":
+            if variant in WITH_ROPE or variant == "Local" and n in (0, 2, 4):
+                q, k = rope(q), rope(k)
+            if variant == "Screening":
                 # s_w is stored as an eighth.
                 w, r = (8 * W["s_w"][t]).exp() + 1, 1 / (1 + (-W["s_r"][t]).exp())
                 heads.append(screening_unit(q, k, v, w, r))
                 continue
             log_f = selected = None
-            if variant == "forgetting":
+            if variant == "Forgetting":
                 log_f = -(1 + (-(y @ W["W_f"] + W["b_f"])[:, t]).exp()).log()
-            if variant == "selective" and t == 0:
+            if variant == "Selective" and t == 0:
                 first_scores = (q @ k.T / math.sqrt(K)).clamp(min=0)
             h = []
             for i in range(len(x)):
-                first = max(i - 63, 0) if variant == "local" and n in (0, 2, 4) else 0
+                first = max(i - 63, 0) if variant == "Local" and n in (0, 2, 4) else 0
                 s = k[first : i + 1] @ q[i] / math.sqrt(K)
-                if variant.startswith("ssmax"):
+                if variant.startswith("SSMax"):
                     s = s * W["s"][t] * math.log(i + 1)
-                if variant == "selective":
+                if variant == "Selective":
                     selected = torch.stack([first_scores[j + 1 : i, j].sum() * (j > 0)
                                             for j in range(i + 1)])
                 weights = attention_weights(variant, s, i, t, c.N_H, log_f, selected)
