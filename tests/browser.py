@@ -14,8 +14,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SWITCHES = ["--headless", "--remote-debugging-pipe", "--disable-gpu", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync",
          "--hide-scrollbars", "--disable-dev-shm-usage"]
-KEYS = {"Backspace": 8, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39,
-        "ArrowDown": 40}                               # key codes for text fields
+KEYS = {"Enter": 13, "End": 35, "ArrowRight": 39}      # their codes
 SECONDS = 60                                           # the most that a reply may take
 
 
@@ -84,27 +83,20 @@ class Browser:
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height,
                   deviceScaleFactor=1, mobile=False)
 
-    def middle_of(self, selector):
-        """The middle of an element, after scrolling to it."""
-        return self.evaluate(
+    def click(self, selector):
+        """Scroll to an element, move the mouse to its middle, and click."""
+        x, y = self.evaluate(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
             "e.scrollIntoView({block: 'center'}); const b = e.getBoundingClientRect();"
             "return [b.x + b.width / 2, b.y + b.height / 2]; })()")
-
-    def point(self, selector, click=False):
-        """Move the mouse to an element, and click it."""
-        self.mouse(*self.middle_of(selector), click)
-
-    def mouse(self, x, y, click=False):
-        """Move the mouse to a point, and click there."""
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-        for kind in ["mousePressed", "mouseReleased"] if click else []:
+        for kind in ("mousePressed", "mouseReleased"):
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    def press(self, key):
-        """Press one of KEYS."""
+    def press(self, key, text=""):
+        """Press one of KEYS. text: what the key types."""
         for kind in ("keyDown", "keyUp"):
-            self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key,
+            self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, text=text,
                       windowsVirtualKeyCode=KEYS[key])
 
     def type(self, text):
