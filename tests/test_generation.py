@@ -3,13 +3,15 @@
 That caches and greedy generation are right is shown in test_multiscreen.py.
 """
 import math
+import re
 
 import pytest
 import torch
 
 import multiscreen as ms
-from multiscreen import KeyCache, Multiscreen
+from multiscreen import Config, KeyCache, Multiscreen
 from test_multiscreen import draw_tokens, random, small, talkative
+from tests.helpers import ROOT
 
 
 def test_gradients_flow_through_caches_until_they_are_detached():
@@ -140,3 +142,18 @@ def test_a_layer_of_your_own_needs_no_more_than_a_forward():
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-4)
     assert torch.equal(model.generate(tokens, 1)[:, 0], whole[:, -1].argmax(-1))
     assert model.relevance_maps(tokens) == []
+
+
+@pytest.mark.parametrize("name", ["Sigmoid", "Power", "model"])
+def test_the_variants_of_the_guide_decode_as_they_read_and_learn(name):
+    codes = re.findall(r"```python\n(.*?)```", (ROOT / "docs/variants.md").read_text("utf-8"), re.S)
+    code, = [code for code in codes if re.search(rf"^(class|def) {name}\b", code, re.M)]
+    scope, config = {}, Config(psi=2, vocab_size=50, d_E=16)
+    exec(code, scope)
+    torch.manual_seed(0)
+    model = scope["model"](config) if name == "model" else Multiscreen(config, None, scope[name])
+    tokens, caches = draw_tokens(2, 60), model.new_caches()
+    parts = torch.cat([model(part, caches) for part in tokens.split([40, 1, 19], 1)], 1)
+    torch.testing.assert_close(parts, model(tokens), rtol=1e-4, atol=1e-4)
+    model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+    assert all(p.grad.isfinite().all() and p.grad.any() for p in model.layers[0].parameters())
