@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
+import multiscreen as ms
 from multiscreen import Config, Multiscreen
-from test_multiscreen import draw_tokens, small
+from test_multiscreen import INF, correlated, draw_tokens, small
 
 
 @pytest.mark.parametrize("sizes", [
@@ -41,6 +42,13 @@ def test_what_a_loss_or_a_cache_does_not_fit_is_refused():
         model.loss(x, x, "sum")
     with pytest.raises(ValueError, match="shorter"):                       # than the layers
         model(x, model.new_caches()[:2])
+
+
+def test_a_sum_of_16_bit_values_is_rounded_once():
+    q, k, v = (x.float() for x in correlated(3, 2, 2, 40, 40))
+    inputs, v = (torch.tensor([5.5, INF]), torch.tensor([0.5, 0.7])), v.bfloat16()
+    h = ms.screen(q, k, v, *inputs)
+    assert torch.equal(h, ms.screen(q, k, v.float(), *inputs).bfloat16())
 
 
 def test_logits_are_never_kept_for_backward():
