@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import multiscreen as ms
-from multiscreen import Config, KeyCache, Multiscreen
+from multiscreen import Config, Multiscreen
 from test_multiscreen import draw_tokens, random, small, talkative
 from tests.helpers import ROOT
 
@@ -114,34 +114,6 @@ def test_an_edit_of_the_definition_acts_on_a_model_that_exists(monkeypatch):
     model.screen = right
     assert torch.equal(model(tokens), logits)
     torch.testing.assert_close(model.relevance_maps(tokens), maps)
-
-
-class Nearby(torch.nn.Module):
-    """What a layer of one's own needs, and no more: the mean of three tokens' values."""
-
-    def __init__(self):
-        super().__init__()
-        self.W_V = torch.nn.Parameter(torch.randn(24, 24, generator=random(1)))
-
-    def forward(self, x, screen, cache):
-        v, T = (x @ self.W_V)[:, None], x.shape[1]
-        if cache is not None:
-            _, v = cache.append(v[..., :1], v)
-        S = v.shape[2]
-        d = torch.arange(S - T, S)[:, None] - torch.arange(S)
-        p = ((d >= 0) & (d < 3)).to(x)
-        return x + (p / p.sum(-1, keepdim=True) @ v)[:, 0]
-
-
-@torch.no_grad()
-def test_a_layer_of_your_own_needs_no_more_than_a_forward():
-    model, tokens = small(1), draw_tokens(2, 120)
-    model.layers = torch.nn.ModuleList([Nearby(), Nearby()])
-    caches, whole = [KeyCache(), KeyCache()], model(tokens)
-    parts = [model(part, caches) for part in tokens.split([60, 50, *[1] * 10], 1)]
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-4)
-    assert torch.equal(model.generate(tokens, 1)[:, 0], whole[:, -1].argmax(-1))
-    assert model.relevance_maps(tokens) == []
 
 
 @pytest.mark.parametrize("name", ["Sigmoid", "Power", "model"])
