@@ -370,12 +370,13 @@ def test_the_cache_keeps_what_the_widest_window_reaches_and_forgets_older_keys(w
     assert k.flatten().tolist() == v.flatten().tolist() == list(range(oldest, 41))
 
 
-def test_gradients_flow_through_the_cache_that_forgets():
+def test_gradients_flow_through_the_cache_that_forgets_after_a_prompt_without_any():
     k, v, w = torch.ones(1, 1, 4, 16), torch.ones(1, 1, 4, 64), torch.tensor([3.0])
     found = []
     for kind in (KeyCache, screening_cpu.WindowCache):
-        cache, leaf = kind(), k.clone().requires_grad_()
-        loss = 0
+        cache, leaf, loss = kind(), k.clone().requires_grad_(), 0
+        with torch.no_grad():
+            cache.append(k, v, w)
         for _ in range(2):
             kept, _ = cache.append(leaf, v, w)
             loss = loss + kept[:, :, -5:].square().sum()
