@@ -364,3 +364,9 @@ def test_the_conditions_of_absolute_relevance(name):
     check.moves(trial)
     assert {condition.partition(":")[0] for condition, (answer, _) in check.absolute(trial).items()
             if answer == "yes"} == CONDITIONS[name]
+
+
+def test_nan_is_equal_to_nothing():
+    nan = torch.full((3,), torch.nan)
+    with pytest.raises(check.Answer):
+        check.compare(nan, nan, "losses")

@@ -3,7 +3,9 @@ import gzip
 import json
 import math
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,10 +15,12 @@ import train
 from lab import ablations, measure, perplexity, prepare, sample
 from lab.transformer import Transformer, rope, scale_rope
 from multiscreen import Config, GatedScreeningTiles, Multiscreen
-from tests.helpers import moved_model, needs_matplotlib, read_table
+from tests.helpers import moved_model, read_table
 from tests.reference import ABLATIONS, reference_logits
 
-compare = pytest.importorskip("lab.compare", reason="needs pandas and scipy")
+for package in ("pandas", "scipy", "matplotlib"):      # the extra `lab`
+    pytest.importorskip(package)
+compare = import_module("lab.compare")
 
 
 @pytest.fixture
@@ -247,7 +251,6 @@ def test_tiles_show_all_weight_of_the_screens_own(checkpoint):
         assert (found[0]["beyond_w"] > 0.1) == beyond  # a window of two tokens
 
 
-@needs_matplotlib
 def test_tiles_are_drawn_and_a_sample_is_text(call, checkpoint):
     from lab import tiles
 
@@ -413,3 +416,24 @@ def test_softmax_weights_are_finite_where_all_similarities_are_low():
     low = ablations.exponential(q, -q, torch.eye(30)[None, None], torch.tensor([12.5]),
                                 torch.tensor([0.001]))
     assert low.isfinite().all() and (low.sum(-1) > 0).all()
+
+
+def test_a_document_ends_at_end_of_text_and_its_middle_is_measured(tmp_path):
+    np.array([*range(8), 256, *range(9), 256, *range(20)], "<u2").tofile(tmp_path / "a.bin")
+    of_run = SimpleNamespace(tokenizer=train.get_tokenizer("bytes"), flags=None)
+    documents = perplexity.documents_of(of_run, [str(tmp_path / "a.bin")])
+    assert [len(tokens) for tokens in documents] == [9, 10, 20]
+    found = perplexity.middles(documents, 9, 5)
+    assert [x.tolist() for x in found] == [[*range(9), 256], [*range(5, 15)]]
+
+
+def test_the_transformer_is_initialised_as_gpt_neox():
+    torch.manual_seed(0)
+    model = Transformer(Config(vocab_size=500, N_L=3, N_H=5, d_E=160))
+    for name, p in model.named_parameters():
+        back = name.endswith(("W_O", "W_down"))
+        std = 2 / (3 * math.sqrt(160)) if back else math.sqrt(2 / (5 * 160))
+        if p.ndim == 1:
+            assert (p == 1).all()
+        else:
+            assert p.std().item() == pytest.approx(std, rel=0.03), name

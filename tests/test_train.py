@@ -104,6 +104,25 @@ def test_the_validation_loss_is_the_mean_over_sequences_spread_evenly_and_withou
     assert model.training
 
 
+def test_the_speed_is_that_of_the_steps_since_the_last_line(tmp_path, monkeypatch):
+    """An evaluation does not count."""
+    clock, step, evaluate = [0.0], torch.optim.AdamW.step, train.evaluate
+
+    def slow_step(self, *inputs, **options):
+        clock[0] += 60.0                               # seconds
+        return step(self, *inputs, **options)
+
+    def slow_evaluate(*inputs):
+        clock[0] += 1000.0
+        return evaluate(*inputs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", slow_step)
+    monkeypatch.setattr(train, "evaluate", slow_evaluate)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    fit(tmp_path / "out", "--steps", "10", "--log-every", "3", "--eval-every", "5")
+    assert {row["ms"] for row in read_table(tmp_path / "out/log.tsv")} == {"60000"}
+
+
 @pytest.mark.slow
 def test_a_compiled_run_has_the_losses_of_one_that_is_not(tmp_path):
     for name in ("plain", "compiled"):
@@ -193,6 +212,7 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path, monkeypatch):
     assert process.exitcode == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_pipe_that_nobody_reads_any_longer_changes_nothing(tmp_path):
     """As in `python train.py | head -1`: the run goes on, and SIGTERM still saves."""
     write(tmp_path, {"text.txt": TEXT})
@@ -452,6 +472,14 @@ def test_sequences_cover_the_text_without_replacement_in_an_order_of_the_seed():
     assert [int(text(1).draw(n)[0]) for n in range(27)] != drawn[0]
 
 
+def test_data_is_found_from_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(write(tmp_path, {"text.txt": TEXT, "elsewhere/a.txt": ""}))
+    command(*SMALL, "--data", "text.txt", "--out", "out", "--steps", "1")
+    monkeypatch.chdir("elsewhere")
+    command("--resume", "--out", "../out", "--steps", "2")
+    assert train.read_checkpoint("../out/ckpt.pt")["step"] == 2
+
+
 # ------------------------------------------------------------------------------- checkpoints
 
 def test_a_checkpoint_serves(trained):
@@ -690,7 +718,8 @@ def torchrun(folder, *flags, processes=2):
 def test_two_processes_compute_what_one_computes_and_resume_each_other(tmp_path):
     flags = ["--batch-tokens", "256", "--log-every", "1", "--eval-every", "2"]
     one = fit(tmp_path / "one", *flags, "--steps", "6")
-    new = [*SMALL, *flags, "--data", "text.txt", "--out"]
+    # Two passes a step in each process: gradients are averaged once, in the last one.
+    new = [*SMALL, *flags, "--batch-size", "2", "--data", "text.txt", "--out"]
     done = torchrun(tmp_path, *new, "two", "--steps", "2")
     assert done.returncode == 0, done.stderr
     fit(tmp_path / "two", *flags, "--steps", "4", "--resume")
@@ -733,6 +762,7 @@ SIX = ("multiscreen.py", "screening_triton.py", "train.py", "abcdigits.py", "tes
        "README.md")
 
 
+@pytest.mark.slow
 def test_the_files_alone_train_resume_and_measure_without_triton(tmp_path):
     """They import nothing else of this repository. `triton` is not there, as on a Mac."""
     for name in SIX:
