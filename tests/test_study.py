@@ -324,7 +324,7 @@ def test_what_is_finished_is_skipped_and_what_diverged_is_left(tmp_path, monkeyp
     monkeypatch.setattr(runs, "read_checkpoint", lambda path: {
         "finished": True, "args": {"steps": 2}})
     monkeypatch.setattr(runs, "subprocess", SimpleNamespace(run=run))
-    of_run = runs.commands(tmp_path, runs.Run("a", "a", "--psi 2", {"b": "-m tool"}, (2, 4)), 0)
+    of_run = runs.commands(tmp_path, runs.Run("a", "--psi 2", {"b": "-m tool"}, (2, 4)), 0)
     assert runs.do(tmp_path, of_run) is None
     assert ran == ["train", "tool", "train", "tool"]
     ran.clear()
@@ -343,5 +343,5 @@ def test_every_tool_runs_once(tmp_path):
     done = subprocess.run([sys.executable, "-m", "study.runs", "tiny"], cwd=tmp_path,
                           env=runs.ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    joined = {path.stem for path in (tmp_path / "out/study/tiny").glob("*.tsv")}
-    assert joined >= {"perplexity", "copying", "passkey", "abcdigits", "latency", "losses"}
+    found = {path.stem for path in (tmp_path / "out/study/tiny").glob("*/*.tsv")}
+    assert found >= {"perplexity", "passkey", "abcdigits", "copying2", "copying4", "latency"}
