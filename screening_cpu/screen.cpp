@@ -161,12 +161,3 @@ extern "C" void backward(Sizes size, const Int *reach, Tensor q, Tensor k, Tenso
         dr[b * size.H + tile] = sum_r;
     });
 }
-
-// Whether the compiler knows OpenMP. If not, there is one thread.
-extern "C" int has_threads() {
-#ifdef _OPENMP
-    return 1;
-#else
-    return 0;
-#endif
-}

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from multiscreen import Config, Multiscreen
-from study import copying, curriculum, headline, reason, runs, tables
+from study import copying, curriculum, figures, headline, reason, runs, tables
 from study.passkey import FILLER, NEEDLE, QUESTION, TASK, passkey_prompts
 from tests.helpers import ROOT
 from train import get_args, get_tokenizer, named
@@ -172,6 +172,20 @@ def test_the_numbers_of_the_pages_are_those_of_the_rows():
                  "Original less Softmax", "Original less Fixed r = 1"):
         assert phrases[name] in pages[PAGES[0]], name
     assert phrases["claims"] in pages[PAGES[1]]
+
+
+def test_a_line_of_a_figure_is_drawn_from_left_to_right():
+    numbers = rows(model=["m"] * 3, seed=[0] * 3, length=[512, 256, 1024], value=[2.0, 1.0, 3.0])
+    _, ax = figures.plt.subplots()
+    figures.lines(ax, numbers, "length")
+    assert ax.lines[0].get_xydata().tolist() == [[256, 1], [512, 2], [1024, 3]]
+
+
+def test_a_seed_that_finds_exactly_95_percent_counts(monkeypatch):
+    numbers = rows(model=["m"] * 2, seed=[0, 1], length=[256] * 2, value=[95.0, 94.9])
+    monkeypatch.setattr(tables, "found_rows", lambda name: numbers)
+    found = dict(tables.retrieval(""))["seeds that find 95 % or more"]
+    assert found[256].tolist() == ["1"]
 
 
 @pytest.mark.slow
