@@ -9,12 +9,13 @@ a matrix, which on a GPU is somebody else's memory. So there are NaN rows before
 matrix here, and OUT and the rows around it are filled with a number that no kernel computes. A
 load without a mask is found if what it brings is stored in OUT.
 """
+import ast
 import warnings
 
 import torch
 import triton
 
-from course.exercises.grade import fail, first_cause
+from course.exercises.child import Wrong, own
 
 GUARD = 64                                             # unused rows before and behind each matrix
 UNTOUCHED = 12345.0                                    # fills OUT
@@ -55,6 +56,58 @@ def dq(kernel, q, k, v, w, r, dh, i0, BI=32, BJ=16):
                   K=K, V=V, BI=BI, BJ=BJ)
 
 
+def visits(kernel, T, S, w, i0, BI, BJ):
+    """How often the loop of each block of queries visits each key: (blocks, keys)."""
+    found = bounds(kernel, T, S, w, i0, BI, BJ)
+    if (found < 0).any():
+        raise Wrong(f"{T} queries, {S} keys, i0 = {i0}, w = {w.item():g}, BI = {BI}, BJ = {BJ}: lo "
+                    "is negative, where there are no keys: the first key is at least 0")
+    return torch.stack([visited(lo, hi, S, BJ) for lo, hi in found.tolist()])
+
+
+def visited(lo, hi, S, BJ):
+    """How often `for j0 in range(lo, hi, BJ)` visits each key, and places behind the last one."""
+    found = torch.zeros(S + 4 * BJ, dtype=torch.int32)
+    for j0 in range(max(lo, 0), min(hi, S + 3 * BJ), BJ):
+        found[j0 : j0 + BJ] += 1
+    return found
+
+
+KERNELS = {"similarity_kernel": similarities, "relevance_kernel": relevances,
+           "bounds_kernel": visits, "forward_kernel": forward, "dq_kernel": dq}
+
+
+def yours(file, name):
+    """Your kernel as a function of tensors."""
+    kernel = own(file, name)
+    check_source(file, name)
+    return lambda *inputs: KERNELS[name](kernel, *inputs)
+
+
+def check_source(file, name):
+    """Refuse what works in the interpreter and fails on a GPU, in a kernel and your helpers."""
+    with open(file.__file__, "rb") as source:
+        functions = ast.parse(source.read()).body
+    for function in functions:
+        if getattr(function, "name", name) in KERNELS and getattr(function, "name", name) != name:
+            continue
+        for node in ast.walk(function):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            call, where = node.func.attr, f"part4_kernel.py, line {node.lineno}: "
+            options = {option.arg: ast.unparse(option.value) for option in node.keywords}
+            if call == "dot" and options.get("input_precision") not in ("'ieee'", '"ieee"'):
+                raise Wrong(where + 'tl.dot needs input_precision="ieee": without it a GPU rounds '
+                            "float32 to tf32, which has three digits")
+            if call == "load" and (len(node.args) == 2 or "mask" in options) and (
+                    "other" not in options and len(node.args) < 3):
+                raise Wrong(where + "a load with a mask needs other=0.0: where the mask is False, "
+                            "a GPU may load any number")
+            if call.startswith("atomic"):
+                raise Wrong(where + "no atomics: OUT does not begin at 0, and another order gives "
+                            "another sum. Sum inside the program, and store once")
+
+
 def launch(kernel, grid, inputs, out, *sizes, **constants):
     """Run all programs of a kernel. Returns OUT, after checking that all of it was stored."""
     inputs = [guarded(x, torch.nan) for x in inputs]
@@ -64,27 +117,30 @@ def launch(kernel, grid, inputs, out, *sizes, **constants):
         try:
             kernel[grid](*inputs, store, *sizes, **constants)
         except Exception as e:
-            if INF_CAST not in str(first_cause(e)):
-                raise
+            while e.__cause__:                         # the interpreter wraps those in a kernel
+                e = e.__cause__
+            if INF_CAST not in str(e):
+                raise e
             store = None
     if store is None:
-        fail("inf became an integer, which is another one on each machine: clamp w to 2^30 first")
+        raise Wrong("inf became an integer, which is another one on each machine: clamp w to 2^30 "
+                    "first")
     around = store.as_strided((GUARD + len(store) + GUARD, store.shape[1]), store.stride(), 0)
     if (around[:GUARD] != UNTOUCHED).any():
-        fail("a store goes before the beginning of OUT")
+        raise Wrong("a store goes before the beginning of OUT")
     if (around[-GUARD:] != UNTOUCHED).any():
-        fail("a store goes past the end of OUT: mask its rows, and the columns of a block that may "
-             "be cut off. Does row t begin at t times the number of columns?")
+        raise Wrong("a store goes past the end of OUT: mask its rows, and the columns of a block "
+                    "that may be cut off. Does row t begin at t times the number of columns?")
     row, column = (store == UNTOUCHED).int().argmax().item() // store.shape[1], 0
     if (store == UNTOUCHED).any():
         column = (store[row] == UNTOUCHED).int().argmax().item()
-        fail(f"OUT[{row}, {column}] was never stored: do queries begin at program_id(0) * BI, and "
-             "keys at program_id(1) * BJ? Is a block that sees no key stored?")
+        raise Wrong(f"OUT[{row}, {column}] was never stored: do queries begin at program_id(0) * "
+                    "BI, and keys at program_id(1) * BJ? Is a block that sees no key stored?")
     if store.isnan().any() and not any(x.isnan().any() for x in inputs):
-        fail("OUT contains NaN, as there is around each matrix here: mask each load of rows, "
-             "rows < T or rows < S, with other=0.0. If you do, is the first row at least 0, and "
-             "does row n begin at n times the number of columns? Or is an infinite number "
-             "multiplied by 0?")
+        raise Wrong("OUT contains NaN, as there is around each matrix here: mask each load of "
+                    "rows, rows < T or rows < S, with other=0.0. If you do, is the first row at "
+                    "least 0, and does row n begin at n times the number of columns? Or is an "
+                    "infinite number multiplied by 0?")
     return store
 
 

@@ -1,167 +1,126 @@
 """Part 2: your layer, cache and model beside multiscreen.py's, and their typical mistakes.
 
 Each method is graded in a layer or a model of multiscreen.py, where it stands in place of that
-file's. So a mistake in one method costs nothing in another.
+file's. So a mistake in one method costs nothing in another. A mistake is the right code with other
+lines, (the right one, the wrong one), and a sentence.
 """
+import copy
+import dataclasses
 import functools
-import itertools
+import inspect
 import math
+import textwrap
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 import multiscreen as ms
-from course.exercises import grade
+from course.exercises import drive, grade
 from course.exercises.grade import correlated, random
+from multiscreen import acceptance, mipe, mipe_angle, tanh_norm, unit, window
 
-SIZES = {"vocab_size": 40, "N_L": 2, "N_H": 3, "d_E": 24, "w_th": 100.0}
-LAYER = ("project", "gate", "screening", "forward")
-MODEL = ("embed", "logits", "loss", "generate")
+SIZES = drive.SIZES
 TRAINED = Path(ms.__file__).with_name("models") / "retrieval.pt"
 
 
-# ---------------------------------------------------------------------- layers and models
+# -------------------------------------------------- the right code, of which mistakes are edits
 
-@torch.no_grad()
-def enliven(layer, seed=0):
-    """Move parameters far from their initial values: w from 3.7 to inf, r from 0.62 to 0.88."""
-    g = random(seed)
-    E, H, K = layer.W_Q.shape
-    layer.s_w.copy_(torch.linspace(3.0, 1.0, H))
-    layer.s_w[0] = torch.inf
-    layer.s_r.copy_(torch.linspace(0.5, 2.0, H))
-    layer.s_O.uniform_(-1.0, 1.0, generator=g)
-    layer.W_Q.copy_(torch.randn(E, H, K, generator=g))
-    layer.W_K.copy_(layer.W_Q + 0.3 * torch.randn(E, H, K, generator=g))
-    for W in (layer.W_V, layer.W_G, layer.W_O):
-        W.copy_(0.2 * torch.randn(W.shape, generator=g))
+def project(self, x, W):
+    return torch.einsum("bte,ehd->bhtd", x, W)
 
 
-def a_layer(methods, **sizes):
-    """multiscreen.py's layer with these methods in place of its own."""
-    config = ms.Config(**(SIZES | sizes))
-    layer = type("Layer", (ms.GatedScreeningTiles,), dict(methods))(config)
-    layer.w_th = config.w_th                           # as in the stubs
-    enliven(layer)
-    return layer
+def gate(self, x):
+    g = self.project(x, self.W_G)
+    return torch.tanh(F.silu(g))
 
 
-def a_model(methods):
-    """multiscreen.py's model with these methods in place of its own."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = type("Model", (ms.Multiscreen,), dict(methods))(ms.Config(**SIZES))
-    with torch.no_grad():
-        model.W_E.add_(0.03 * torch.randn(SIZES["d_E"], generator=random(0)))     # tokens alike
-        model.s_E.fill_(0.7)
-        model.s_F.fill_(1.3)
-    for n, layer in enumerate(model.layers):
-        enliven(layer, n)
-        layer.s_O.data.add_(3)                         # else the last token decides
-    return model
+def screening(self, x, screen, cache=None):
+    start = 0
+    if cache is not None:
+        start = cache.end
+    w = window(self.s_w)
+    r = acceptance(self.s_r)
+    q = unit(self.project(x, self.W_Q))
+    k = unit(self.project(x, self.W_K))
+    v = unit(self.project(x, self.W_V))
+    angle = mipe_angle(torch.arange(start, start + x.shape[1]), w, self.w_th)
+    q = mipe(q, angle)
+    k = mipe(k, angle)
+    i0 = 0
+    if cache is not None:
+        k, v = cache.append(k, v, w)
+        i0 = k.shape[2] - q.shape[2]
+    h = screen(q, k, v, w, r, i0)
+    return tanh_norm(h)
 
 
-def draw_inputs(*shape):
-    """Similar positions, with a part in common; otherwise every key would be rejected."""
-    g = random(0)
-    return torch.randn(shape[-1], generator=g) + 0.5 * torch.randn(*shape, generator=g)
+def forward(self, x, screen, cache=None):
+    u = self.screening(x, screen, cache)
+    g_hat = self.gate(x)
+    y = u * g_hat
+    W_O = self.s_O.exp()[:, None, None] * self.W_O
+    updates = torch.einsum("bhtv,hve->bhte", y, W_O)
+    return x + updates.sum(1)
 
 
-def some_tokens(*shape, seed=0):
-    return torch.randint(SIZES["vocab_size"], shape, generator=random(seed))
-
-
-# --------------------------------------------------------- the screening unit, step by step
-
-def positions(start, x):
-    return torch.arange(start, start + x.shape[1])
-
-
-def screening(self, x, screen, cache=None, W_V="W_V", unit_qk=ms.unit, unit_v=ms.unit,
-              window=ms.window, acceptance=ms.acceptance, angle=ms.mipe_angle, turn_q=ms.mipe,
-              turn_k=ms.mipe, turn_v=lambda v, phi: v, bound=ms.tanh_norm,
-              begin=lambda start: start, reuse=True, before=lambda x: x,
-              turn_all_keys=lambda k, w, w_th: k,
-              i0=lambda start, n_keys, n_queries: n_keys - n_queries):
-    """Eq. 16. Its mistakes replace one of the steps, which are the arguments from W_V on."""
-    w, r = window(self.s_w), acceptance(self.s_r)
-    x = before(x)
-    q, k = self.project(x, self.W_Q), self.project(x, self.W_K)
-    v = self.project(x, getattr(self, W_V))
-    start = 0 if cache is None else cache.end
-    phi = angle(positions(begin(start), x), w, self.w_th)
-    q, k, v = turn_q(unit_qk(q), phi), turn_k(unit_qk(k), phi), turn_v(unit_v(v), phi)
-    if cache is None or not reuse:
-        return bound(screen(q, turn_all_keys(k, w, self.w_th), v, w, r, 0))
-    k, v = cache.append(k, v, w)
-    k = turn_all_keys(k, w, self.w_th)
-    return bound(screen(q, k, v, w, r, i0(start, k.shape[2], x.shape[1])))
-
-
-def as_it_is(x, *_):
-    return x
-
-
-def turned_from_0(k, w, w_th):
-    """Keys that turn as if the first of them were at position 0."""
-    return ms.mipe(k, ms.mipe_angle(torch.arange(k.shape[2]), w, w_th))
-
-
-class Cache:
-    """Keeps the keys and values that a new query or a later one may see."""
-
+class KeyCache:
     def __init__(self):
         self.k = self.v = None
-        self.first = self.end = 0
-
-    def oldest(self, start, end, w):
-        """The oldest position to keep, when new tokens stand at start .. end - 1."""
-        if w is None:                                  # the caller's `screen` may look at all keys
-            return 0
-        return start - math.ceil(min(w.max().item(), 2**30)) + 1
-
-    def join(self, old, new):
-        return new if old is None else torch.cat((old, new), 2)
+        self.end = 0
 
     def append(self, k, v, w):
-        start, self.end = self.end, self.end + k.shape[2]
-        oldest = max(self.oldest(start, self.end, w), self.first)
-        self.k = self.join(self.k, k)[:, :, oldest - self.first :]
-        self.v = self.join(self.v, v)[:, :, oldest - self.first :]
-        self.first = oldest
-        return self.k, self.v
+        new = k.shape[2]
+        self.end = self.end + new
+        if self.k is not None:
+            k = torch.cat((self.k, k), 2)
+            v = torch.cat((self.v, v), 2)
+        self.k = k
+        self.v = v
+        return k, v
 
 
-def cache_with(**methods):
-    return type("Cache", (Cache,), methods)
+def embed(self, tokens):
+    e = self.W_E[tokens]
+    return self.s_E.exp() * unit(e)
 
 
-def append_and(end):
-    """An `append` that keeps everything, and a wrong end, a function of the cache and new keys."""
-    def append(self, k, v, w):
-        self.k, self.v = self.join(self.k, k), self.join(self.v, v)
-        self.end = end(self, k)
-        return self.k, self.v
-
-    return append
+def logits(self, x):
+    W = unit(self.W_E)
+    return self.s_F.exp() * x @ W.T
 
 
-def in_turn(self, x, screen, cache=None):
-    """A wrong `forward`, where each tile reads what the one before it has written."""
-    for h, W in enumerate(self.s_O.exp()[:, None, None] * self.W_O):
-        x = x + (self.screening(x, screen) * self.gate(x))[:, h] @ W
-    return x
+def loss(self, tokens, targets):
+    z = self(tokens)
+    t = targets
+    return F.cross_entropy(z.transpose(1, 2), t)
 
 
-def updated(y=lambda self, x, screen: self.screening(x, screen) * self.gate(x),
-            scale=lambda s_O: s_O.exp(), add=lambda x, updates: x + updates.sum(1)):
-    """A wrong `forward`: y, the scale of each tile, and how its updates (B, H, T, E) are added."""
-    def forward(self, x, screen, cache=None):
-        updates = torch.einsum("bhtv,hve->bhte", y(self, x, screen), self.W_O)
-        return add(x, updates * scale(self.s_O)[:, None, None])
+def generate(self, tokens, n):
+    caches = [ms.KeyCache() for _ in self.layers]
+    seen = tokens
+    x = tokens
+    for _ in range(n):
+        z = self.logits(self.hidden(x, caches))[:, -1]
+        x = z.argmax(-1, keepdim=True)
+        seen = torch.cat((seen, x), 1)
+    return seen[:, tokens.shape[1] :]
 
-    return forward
+
+def edited(right, *lines):
+    """The right function or class with other lines: right, wrong, right, wrong, .."""
+    text = textwrap.dedent(inspect.getsource(right))
+    for old, new in zip(lines[::2], lines[1::2], strict=True):
+        assert text.count(old) == 1, (right.__name__, old)
+        text = text.replace(old, new)
+    made = {}
+    exec(text, globals(), made)
+    return made[right.__name__]
+
+
+def edits(right, *mistakes):
+    """[(the right code with a mistake, what to say to those who have its results)]"""
+    return [(edited(right, *lines), cause) for *lines, cause in mistakes]
 
 
 def layer_norm(x):
@@ -172,9 +131,7 @@ def rms(x):
     return F.rms_norm(x, x.shape[-1:])
 
 
-def g_of(self, x):
-    return self.project(x, self.W_G)
-
+# ------------------------------------------------------------------ wrong initial values
 
 def changed(name, change):
     """A wrong model: the right initial values, and then change(parameter, sizes) for one name."""
@@ -187,11 +144,6 @@ def changed(name, change):
         return made
 
     return model
-
-
-def uniform(name):
-    """A wrong model with a matrix from the uniform distribution between 0 and x."""
-    return changed(name, lambda W, c: W.std() * torch.rand(W.shape))
 
 
 def tied(config):
@@ -216,278 +168,566 @@ def seeded(config):
     return ms.Multiscreen(config)
 
 
-# The size of each matrix's output, which is its last axis, and the axes that are taken for it.
-OUTPUTS = {"W_Q": ("d_K", 0, 1), "W_K": ("d_K", 0, 1), "W_V": ("d_V", 0, 1), "W_O": ("d_E", 0, 1),
-           "W_E": ("d_E", 0)}
+def seeded_in_the_loop(config):
+    """A wrong model that sets the seed before it draws each matrix."""
+    model = ms.Multiscreen(config)
+    for p in model.parameters():
+        if p.ndim > 1:
+            torch.manual_seed(0)
+            p.data.copy_(p.std() * torch.randn(p.shape))
+    return model
 
 
-def of_matrix(name, size, *others):
-    """The mistakes in 0.1/sqrt(size), the deviation of a matrix."""
+# The size of each matrix's output, which is its last axis.
+OUTPUTS = {"W_Q": "d_K", "W_K": "d_K", "W_V": "d_V", "W_O": "d_E", "W_E": "d_E"}
+
+
+def of_matrix(name, size):
+    """The mistakes in N(0, 0.1/sqrt(size)) of a matrix."""
     return [
-        *[(changed(name, lambda W, c, axis=axis: W * (W.shape[-1] / W.shape[axis]) ** 0.5),
+        *[(changed(name, lambda W, c, other=other: W * (W.shape[-1] / getattr(c, other)) ** 0.5),
            f"{name} is divided by the root of the wrong dimension: take the output's, {size}")
-          for axis in others],
+          for other in ("vocab_size" if name == "W_E" else "d_E", "N_H", "d_K", "d_V")
+          if other != size],
         (changed(name, lambda W, c: W / W.shape[-1] ** 0.5), f"{name}: divide 0.1 by the root of "
          f"{size}, not by {size}"),
+        (changed(name, lambda W, c: W * W.shape[-1] ** 0.5), f"{name} has the fixed "
+         f"deviation 0.1: divide it by the root of {size}"),
         (changed(name, lambda W, c: W * (0.1 / W.shape[-1] ** 0.5) ** -0.5), "x of N(0, x) is the "
          "standard deviation here, not the variance: take no root of it"),
-        (changed(name, lambda W, c: W * 10), f"{name}: the factor 0.1 is missing")]
-
-
-def nats(self, tokens, targets, reduction="mean"):
-    z = self(tokens).transpose(1, 2)
-    return F.cross_entropy(z, targets, reduction=reduction)
-
-
-def greedy(self, tokens, n, caches, again=False, position=-1):
-    """The n tokens after the prompt. caches: a function of the step; again: read all each time."""
-    seen = tokens
-    for m in range(n):
-        x = seen if again or m == 0 else seen[:, -1:]
-        z = self.logits(self.hidden(x, caches(m)))[:, position]
-        seen = torch.cat((seen, z.argmax(-1, keepdim=True)), 1)
-    return seen[:, tokens.shape[1] :]
-
-
-def once(self):
-    """The same caches at each step."""
-    caches = [ms.KeyCache() for _ in self.layers]
-    return lambda m: caches
-
-
-def generate_with_one_cache(self, tokens, n):
-    cache = ms.KeyCache()
-    return greedy(self, tokens, n, lambda m: [cache] * len(self.layers))
+        (changed(name, lambda W, c: W * (0.1 / W.shape[-1] ** 0.5)), f"{name}: x of N(0, x) is the "
+         "standard deviation: do not square it"),
+        (changed(name, lambda W, c: W * 10), f"{name}: the factor 0.1 is missing"),
+        (changed(name, lambda W, c: 0.02 * W / W.std()), f"{name} has the deviation 0.02, as in "
+         f"GPT-2: take 0.1/sqrt({size})"),
+        *[(changed(name, lambda W, c, low=low, high=high: W.std() * W.new_empty(W.shape).uniform_(
+            low, high)), f"{name} is drawn from a uniform distribution: N(0, x) is the normal one")
+          for low, high in ((0, 1), (-1, 1), (-(3**0.5), 3**0.5))]]
 
 
 # ---------------------------------------------------------------------------- the mistakes
 
+PRODUCT = 'torch.einsum("bte,ehd->bhtd", x, W)'
+UNITS = ("q = unit(self.project(x, self.W_Q))", "k = unit(self.project(x, self.W_K))",
+         "v = unit(self.project(x, self.W_V))")
+Q, K, V = UNITS
+ANGLE = "angle = mipe_angle(torch.arange(start, start + x.shape[1]), w, self.w_th)"
+APPEND = "k, v = cache.append(k, v, w)"
+H = "h = screen(q, k, v, w, r, i0)"
+Y = "y = u * g_hat"
+NORMED = "the layer reads x as it is: there is no "
 COLUMNS = "the columns of W_E have unit length here: a row is a token, so dim=-1"
 READ_AGAIN = ("all tokens go through the layers again at each step: pass on only the new one, as "
               "the caches hold the others")
+END = "append must move cache.end on, by the number of new tokens, k.shape[2]"
+NO_SOFTMAX = "nothing competes here: there is no softmax"
 
-# {exercise: [(a wrong method, class or model, what to say to those who have its results)]}
+# {exercise: [(wrong code, what to say to those who have its results)]}
 MISTAKES = {
-    "project": [
-        (lambda self, x, W: torch.einsum("bte,ehd->bthd", x, W), "the axes are (B, T, H, D): the "
-         "tiles come before the positions, (B, H, T, D)"),
-        (lambda self, x, W: (x @ W.flatten(1)).view(len(x), W.shape[1], x.shape[1], W.shape[2]),
-         "tiles and positions are mixed up: the product is (B, T, H, D). Transpose it, as a view "
-         "only renames the axes"),
-        (lambda self, x, W: (x @ W.flatten(1)).unflatten(-1, W.shape[:0:-1]).permute(0, 3, 1, 2),
-         "tiles and dimensions are mixed up: unflatten(-1, (H, D)), in the order of W's axes"),
-        (lambda self, x, W: x @ W, "W has three axes, (E, H, D): flatten the last two, or use "
-         "torch.einsum"),
-        (lambda self, x, W: x @ W.transpose(0, 1), "the axis of B is taken for that of the tiles: "
-         "give x an axis for them, x[:, None]"),
-        (lambda self, x, W: ms.unit(torch.einsum("bte,ehd->bhtd", x, W)), "unit length comes "
-         "later: `project` is only the product")],
-    "gate": [
-        (lambda self, x: F.silu(g_of(self, x)), "the gate is not bounded: tanh is missing"),
-        (lambda self, x: torch.tanh(g_of(self, x)), "SiLU is missing: tanh(SiLU(g))"),
-        (lambda self, x: F.silu(torch.tanh(g_of(self, x))), "tanh and SiLU are in the wrong order: "
+    "project": edits(
+        project,
+        ("->bhtd", "->bthd", "the axes are (B, T, H, D): the tiles come before the "
+         "positions, (B, H, T, D)"),
+        (PRODUCT, "(x @ W.flatten(1)).view(len(x), W.shape[1], "
+         "x.shape[1], W.shape[2])", "tiles and positions are mixed up: the product is (B, T, H, "
+         "D). Transpose it, as a view only renames the axes"),
+        (PRODUCT, "(x @ W.flatten(1)).unflatten(-1, "
+         "W.shape[:0:-1]).permute(0, 3, 1, 2)", "tiles and dimensions are mixed up: unflatten(-1, "
+         "(H, D)), in the order of W's axes"),
+        (PRODUCT, "x @ W.flatten(1)", "the tiles have no axis of "
+         "their own: unflatten(-1, (H, D)), then transpose(1, 2)"),
+        (PRODUCT, "x @ W", "W has three axes, (E, H, D): flatten "
+         "the last two, or use torch.einsum"),
+        (PRODUCT, "x @ W.transpose(0, 1)", "the axis of B is taken "
+         "for that of the tiles: give x an axis for them, x[:, None]"),
+        ("d\", x, W)", "d\", x, W) / x.shape[-1] ** 0.5", "divided by the root of d_E: "
+         "`project` is only the product"),
+        ("d\", x, W)", "d\", x, W) / W.shape[-1] ** 0.5", "divided by the root of d_K, as "
+         "in attention: `project` is only the product"),
+        ("d\", x, W)", "d\", unit(x), W)", "unit length is for q, k and v, later: x stays as "
+         "it is"),
+        ("d\", x, W)", "d\", x, unit(W))", "W stands as it is: it has no unit length"),
+        (PRODUCT, PRODUCT + ".sum(1, keepdim=True)", "the tiles are added: each has its own "
+         "result, (B, H, T, D)"),
+        ("d\", x, W)", "d\", layer_norm(x), W)", NORMED + "LayerNorm"),
+        ("d\", x, W)", "d\", rms(x), W)", NORMED + "RMSNorm"),
+        (PRODUCT, "unit(" + PRODUCT + ")", "unit length comes later: `project` is only the "
+         "product")),
+    "gate": edits(
+        gate,
+        ("torch.tanh(F.silu(g))", "F.silu(g)", "the gate is not bounded: tanh is missing"),
+        ("torch.tanh(F.silu(g))", "g", "g is not yet the gate: tanh(SiLU(g))"),
+        ("F.silu(g)", "g", "SiLU is missing: tanh(SiLU(g))"),
+        ("torch.tanh(F.silu(g))", "F.silu(torch.tanh(g))", "tanh and SiLU are in the wrong order: "
          "tanh(SiLU(g))"),
-        (lambda self, x: torch.tanh(F.relu(g_of(self, x))), "ReLU stands for SiLU: tanh(SiLU(g))"),
-        (lambda self, x: torch.tanh(F.gelu(g_of(self, x))), "GELU stands for SiLU: tanh(SiLU(g))"),
-        (lambda self, x: torch.tanh(g_of(self, x)) * torch.sigmoid(g_of(self, x)), "tanh is taken "
-         "of g alone: it is taken of all of SiLU(g) = g sigmoid(g)"),
-        (lambda self, x: torch.sigmoid(g_of(self, x)), "this is a sigmoid: the gate is "
+        ("F.silu(g)", "F.relu(g)", "ReLU stands for SiLU: tanh(SiLU(g))"),
+        ("F.silu(g)", "F.gelu(g)", "GELU stands for SiLU: tanh(SiLU(g))"),
+        ("torch.tanh(F.silu(g))", "F.gelu(g)", "this is GELU: the gate is tanh(SiLU(g))"),
+        ("torch.tanh(F.silu(g))", "F.relu(g)", "this is ReLU: the gate is tanh(SiLU(g))"),
+        ("torch.tanh(F.silu(g))", "torch.tanh(g) * torch.sigmoid(g)", "tanh is taken of g alone: "
+         "it is taken of all of SiLU(g) = g sigmoid(g)"),
+        ("torch.tanh(F.silu(g))", "F.silu(g).clamp(-1, 1)", "the gate is clipped: tanh bends"),
+        ("torch.tanh(F.silu(g))", "2 * torch.sigmoid(F.silu(g)) - 1", "this is the tanh of half of "
+         "it: tanh(SiLU(g))"),
+        ("self.project(x, self.W_G)", "self.project(F.silu(x), self.W_G)", "F.silu(g)", "g",
+         "SiLU is taken of g = x W_G, not of x"),
+        ("F.silu(g)", "F.silu(g).relu()", "SiLU is negative below 0, and stays so: there is no "
+         "ReLU"),
+        ("F.silu(g)", "F.silu(g) ** 2", "nothing is squared: tanh(SiLU(g))"),
+        ("torch.tanh(F.silu(g))", "1 + torch.tanh(F.silu(g))", "nothing is added: tanh(SiLU(g))"),
+        ("torch.tanh(F.silu(g))", "torch.tanh(g) ** 2", "tanh is squared: tanh(SiLU(g))"),
+        ("F.silu(g)", "g * g", "SiLU(g) is g sigmoid(g), not g g"),
+        ("F.silu(g)", "F.softplus(g)", "softplus stands for SiLU: tanh(SiLU(g))"),
+        ("F.silu(g)", "F.elu(g)", "ELU stands for SiLU: tanh(SiLU(g))"),
+        ("F.silu(g)", "F.leaky_relu(g)", "ReLU stands for SiLU: tanh(SiLU(g))"),
+        ("torch.tanh(F.silu(g))", "F.mish(g)", "this is Mish: the gate is tanh(SiLU(g))"),
+        ("torch.tanh(F.silu(g))", "torch.tanh(F.mish(g))", "Mish stands for SiLU: tanh(SiLU(g))"),
+        ("torch.tanh(F.silu(g))", "g * torch.tanh(g)", "g is not multiplied by its tanh: "
          "tanh(SiLU(g))"),
-        (lambda self, x: torch.tanh(torch.sigmoid(g_of(self, x))), "SiLU(g) is g sigmoid(g), not "
-         "sigmoid(g)"),
-        (lambda self, x: torch.tanh(F.silu(self.project(x, self.W_V))), "W_V is for the values: "
-         "take W_G")],
-    "screening": [(functools.partialmethod(screening, **steps), cause) for steps, cause in [
-        ({"bound": as_it_is}, "the output is not bounded: Eq. 14, TanhNorm, is missing"),
-        ({"bound": ms.unit}, "the output always has length 1: Eq. 14 is TanhNorm, which leaves "
-         "short vectors as they are"),
-        ({"bound": torch.tanh}, "tanh of each number changes the direction: TanhNorm scales the "
-         "whole vector"),
-        ({"unit_qk": as_it_is, "unit_v": as_it_is}, "nothing is of unit length: Eq. 5 is for q, k "
+        ("torch.tanh(F.silu(g))", "unit(torch.tanh(F.silu(g)))", "the gate has no unit length: "
+         "tanh(SiLU(g)) of each number"),
+        ("torch.tanh(F.silu(g))", "torch.sigmoid(g)", "this is a sigmoid: the gate is "
+         "tanh(SiLU(g))"),
+        ("torch.tanh(F.silu(g))", "torch.sigmoid(F.silu(g))", "a sigmoid stands for tanh: "
+         "tanh(SiLU(g))"),
+        ("torch.tanh(F.silu(g))", "g.softmax(-1)", NO_SOFTMAX),
+        ("torch.tanh(F.silu(g))", "tanh_norm(F.silu(g))", "TanhNorm stands for tanh: the gate "
+         "takes tanh of each number"),
+        ("g = self.project(x, self.W_G)", "g = unit(self.project(x, self.W_G))", "g is not of unit "
+         "length: Eq. 5 is for q, k and v"),
+        ("g = self.project(x, self.W_G)", "g = self.project(layer_norm(x), self.W_G)",
+         NORMED + "LayerNorm"),
+        ("g = self.project(x, self.W_G)", "g = self.project(rms(x), self.W_G)", NORMED + "RMSNorm"),
+        ("F.silu(g)", "torch.sigmoid(g)", "SiLU(g) is g sigmoid(g), not sigmoid(g)"),
+        ("self.W_G", "self.W_V", "W_V is for the values: take W_G")),
+    "screening": edits(
+        screening,
+        ("tanh_norm(h)", "h", "the output is not bounded: Eq. 14, TanhNorm, is missing"),
+        ("tanh_norm(h)", "unit(h)", "the output always has length 1: Eq. 14 is TanhNorm of h, a "
+         "sum of values of unit length, and leaves short vectors as they are"),
+        ("tanh_norm(h)", "torch.tanh(h)", "tanh of each number changes the direction: TanhNorm "
+         "scales the whole vector"),
+        ("tanh_norm(h)", "layer_norm(h)", "the output is bounded by TanhNorm, Eq. 14: there is no "
+         "LayerNorm"),
+        ("tanh_norm(h)", "rms(h)", "the output is bounded by TanhNorm, Eq. 14: there is no "
+         "RMSNorm"),
+        (Q, "q = self.project(x, self.W_Q)", K, "k = self.project(x, self.W_K)",
+         V, "v = self.project(x, self.W_V)", "nothing is of unit length: Eq. 5 is for q, k and v"),
+        (Q, "q = layer_norm(self.project(x, self.W_Q))", K,
+         "k = layer_norm(self.project(x, self.W_K))", V,
+         "v = layer_norm(self.project(x, self.W_V))", "this is LayerNorm: Eq. 5 divides q, k and "
+         "v by their length"),
+        (Q, "q = rms(self.project(x, self.W_Q))", K, "k = rms(self.project(x, self.W_K))", V,
+         "v = rms(self.project(x, self.W_V))", "this is RMSNorm, as in QK-norm: Eq. 5 divides "
+         "q, k and v by their length"),
+        (V, "v = self.project(x, self.W_V)", "the values are not of unit length: Eq. 5 is for q, k "
          "and v"),
-        ({"unit_qk": lambda x: layer_norm(x), "unit_v": lambda x: layer_norm(x)}, "this is "
-         "LayerNorm: Eq. 5 divides q, k and v by their length"),
-        ({"window": as_it_is, "acceptance": as_it_is}, "s_w and s_r are not yet w and r: apply "
-         "`window` and `acceptance`"),
-        ({"before": lambda x: layer_norm(x)}, "the layer reads x as it is: there is no LayerNorm"),
-        ({"unit_v": as_it_is}, "the values are not of unit length: Eq. 5 is for q, k and v"),
-        ({"unit_qk": as_it_is}, "queries and keys are not of unit length: Eq. 5 is for q, k and v"),
-        ({"angle": lambda i, w, w_th: ms.mipe_angle(i, w, 256.0)}, "w_th is "
-         "self.w_th, and not always 256"),
-        ({"before": ms.unit, "unit_qk": as_it_is, "unit_v": as_it_is}, "unit length comes "
-         "after the product: Eq. 5 scales q, k and v, and x stays as it is"),
-        ({"turn_q": lambda q, phi: ms.mipe(q, phi) / q.shape[-1] ** 0.5}, "divided by the root of "
+        (Q, "q = self.project(x, self.W_Q)", K, "k = self.project(x, self.W_K)", "queries and keys "
+         "are not of unit length: Eq. 5 is for q, k and v"),
+        (Q, "q = self.project(x, self.W_Q)", "the queries are not of unit length: Eq. 5 is for q, "
+         "k and v"),
+        (K, "k = self.project(x, self.W_K)", "the keys are not of unit length: Eq. 5 is for q, k "
+         "and v"),
+        (Q, "x = unit(x); q = self.project(x, self.W_Q)", K, "k = self.project(x, self.W_K)", V,
+         "v = self.project(x, self.W_V)", "unit length comes after the product: Eq. 5 scales q, k "
+         "and v, and x stays as it is"),
+        (Q, "x = layer_norm(x); " + Q, NORMED + "LayerNorm"),
+        (Q, "x = layer_norm(x); q = self.project(x, self.W_Q)", K, "k = self.project(x, self.W_K)",
+         V, "v = self.project(x, self.W_V)", NORMED + "LayerNorm, and q, k and v have unit length"),
+        (Q, Q.replace("W_Q", "W_K"), "the queries take W_K: they have W_Q"),
+        (K, K.replace("W_K", "W_Q"), "the keys take W_Q: they have W_K"),
+        (Q, Q.replace("W_Q", "W_K"), K, K.replace("W_K", "W_Q"), "W_Q and W_K are swapped"),
+        ("self.W_V", "self.W_G", "W_G is for the gate: values take W_V"),
+        (H, "h = screen(k, q, v, w, r, i0)", "queries and keys are swapped: screen(q, k, v, ..)"),
+        ("w = window(self.s_w)", "w = self.s_w", "r = acceptance(self.s_r)", "r = self.s_r",
+         "s_w and s_r are not yet w and r: apply `window` and `acceptance`"),
+        ("w = window(self.s_w)", "w = self.s_w", "s_w is not yet w: apply `window`"),
+        ("r = acceptance(self.s_r)", "r = self.s_r", "s_r is not yet r: apply `acceptance`"),
+        ("w = window(self.s_w)", "w = self.s_w.exp()", "w lacks its + 1: apply `window`"),
+        ("r = acceptance(self.s_r)", "r = self.s_r.exp() + 1", "r = exp(s) + 1 is from an older "
+         "version of the paper: apply `acceptance`"),
+        (V, "v = tanh_norm(self.project(x, self.W_V))", "TanhNorm is for h: v has unit length, "
+         "Eq. 5"),
+        (V, "v = layer_norm(self.project(x, self.W_V))", "this is LayerNorm: Eq. 5 divides v by "
+         "its length"),
+        ("r = acceptance(self.s_r)", "r = self.s_r.exp()", "r is no exponential: apply "
+         "`acceptance`"),
+        ("r = acceptance(self.s_r)", "r = torch.sigmoid(-self.s_r)", "the sign of s_r: apply "
+         "`acceptance`"),
+        ("r = acceptance(self.s_r)", "r = torch.ones_like(self.s_r)", "r is `acceptance` of s_r, "
+         "and not 1"),
+        ("tanh_norm(h)", "tanh_norm(tanh_norm(h))", "TanhNorm is applied twice"),
+        ("tanh_norm(h)", "h.clamp(-1, 1)", "each number is clipped: TanhNorm scales the whole "
+         "vector"),
+        ("tanh_norm(h)", "h.softmax(-1)", NO_SOFTMAX),
+        (H, H + " / k.shape[2]", "h is a sum over the keys, no mean"),
+        (H, "h = screen(q, k, v, self.s_w, r, i0)", "s_w is not yet w: apply `window`"),
+        (H, "h = screen(q, k, v, w, self.s_r, i0)", "s_r is not yet r: apply `acceptance`"),
+        (ANGLE, ANGLE.replace("w, self", "self.s_w, self"), "MiPE gets s_w: give it w, `window` of "
+         "s_w"),
+        (H, "h = screen(q, k, v, r, w, i0)", "w and r are swapped: screen(q, k, v, w, r, i0)"),
+        ("self.w_th", "256.0", "w_th is self.w_th, and not always 256"),
+        ("q = mipe(q, angle)", "q = mipe(q, angle) / q.shape[-1] ** 0.5", "divided by the root of "
          "d_K, as in attention: q and k have unit length, so q . k is their cosine already"),
-        ({"turn_q": as_it_is, "turn_k": as_it_is}, "queries and keys have no positions: MiPE is "
-         "missing"),
-        ({"turn_k": as_it_is}, "only the queries turn: MiPE is for q and k"),
-        ({"turn_v": ms.mipe}, "the values turn, too: MiPE is for q and k only"),
-        ({"window": as_it_is}, "s_w is not yet w: apply `window`"),
-        ({"acceptance": as_it_is}, "s_r is not yet r: apply `acceptance`"),
-        ({"W_V": "W_G"}, "W_G is for the gate: values take W_V"),
-        ({"reuse": False}, "the cache is ignored: give it the new keys and values, and screen all "
-         "that it returns"),
-        ({"turn_k": as_it_is, "turn_all_keys": turned_from_0}, "turn the keys before append: the "
-         "cache may drop old ones, so a key's place in it is not its position"),
-        ({"begin": lambda start: 0}, "MiPE counts from 0 in each call: positions continue at "
+        ("q = mipe(q, angle)", "", "k = mipe(k, angle)", "", "queries and keys have no positions: "
+         "MiPE is missing"),
+        ("k = mipe(k, angle)", "", "only the queries turn: MiPE is for q and k"),
+        ("q = mipe(q, angle)", "", "only the keys turn: MiPE is for q and k"),
+        ("k = mipe(k, angle)", "k = mipe(k, -angle)", "the keys turn the other way: q and k turn "
+         "by the same angles"),
+        (H, "h = screen(q, k, mipe(v, angle), w, r, i0) if cache is None else None",
+         "the values turn, too: MiPE is for q and k only"),
+        ("q = mipe(q, angle)", "q = unit(mipe(self.project(x, self.W_Q), angle)); "
+         "q = mipe(q, angle)", "the queries turn twice: apply MiPE once"),
+        (H, "h = screen(q, k, v, w, r, i0); h = h / h.norm(dim=-1, keepdim=True).clamp_min(1)",
+         "the length is cut off at 1 before TanhNorm: h goes into it as it is"),
+        (APPEND, "cache.append(k, v, w)", "i0 = k.shape[2] - q.shape[2]", "", "the cache is "
+         "ignored: give it the new keys and values, and screen all that it returns"),
+        ("if cache is not None:\n        k, v", "if False:\n        k, v", "the cache is ignored: "
+         "give it the new keys and values, and screen all that it returns"),
+        ("k = mipe(k, angle)", "", H, "k = mipe(k, mipe_angle(torch.arange(k.shape[2]), w, "
+         "self.w_th)); " + H, "turn the keys before append: the cache may drop old ones, so a "
+         "key's place in it is not its position"),
+        ("start = cache.end", "start = 0", "MiPE counts from 0 in each call: positions continue at "
          "cache.end"),
-        ({"i0": lambda start, n_keys, n_queries: 0}, "i0 is not passed to screen: the queries "
-         "begin after the keys in the cache"),
-        ({"i0": lambda start, n_keys, n_queries: n_keys}, "i0 is the number of keys before the "
+        ("i0 = k.shape[2] - q.shape[2]", "i0 = 0", "i0 is not passed to screen: the queries begin "
+         "after the keys in the cache"),
+        ("i0 = k.shape[2] - q.shape[2]", "i0 = k.shape[2]", "i0 is the number of keys before the "
          "first query's own: the new keys are not among them"),
-        ({"i0": lambda start, n_keys, n_queries: start}, "the cache may drop old keys: i0 counts "
-         "from the first key that append returns")]],
-    "forward": [
-        (updated(add=lambda x, updates: updates.sum(1)), "the residual is missing: Eq. 2 adds the "
-         "updates to x"),
-        (updated(scale=torch.ones_like), "the scale e^s_O is missing"),
-        (updated(scale=lambda s_O: s_O), "the scale is e^s_O, not s_O"),
-        (updated(add=lambda x, updates: x + updates.mean(1)), "the tiles are averaged: Eq. 2 adds "
+        ("i0 = k.shape[2] - q.shape[2]", "i0 = start", "the cache may drop old keys: i0 counts "
+         "from the first key that append returns"),
+        (APPEND, "k, v = cache.append(k, v, w); start = cache.end; " + ANGLE + "; q = mipe(unit("
+         "self.project(x, self.W_Q)), angle)", "cache.end is read after append: the queries stand "
+         "where it was before")),
+    "forward": edits(
+        forward,
+        ("x + updates.sum(1)", "updates.sum(1)", "the residual is missing: Eq. 2 adds the updates "
+         "to x"),
+        ("self.s_O.exp()[:, None, None] * ", "", "the scale e^s_O is missing"),
+        ("self.s_O.exp()", "self.s_O", "the scale is e^s_O, not s_O"),
+        ("self.s_O.exp()", "(-self.s_O).exp()", "the scale is e^s_O: the sign is wrong"),
+        ("self.s_O.exp()", "torch.sigmoid(self.s_O)", "the scale is e^s_O, no sigmoid"),
+        ("updates.sum(1)", "updates.mean(1)", "the tiles are averaged: Eq. 2 adds them"),
+        ("updates.sum(1)", "updates.sum(1) / updates.shape[1] ** 0.5", "divided by the root of "
+         "N_H: Eq. 2 adds the tiles as they are"),
+        (Y, "y = u", "the gate is ignored: u times g_hat"),
+        (Y, "y = u + g_hat", "u is multiplied by the gate, not added to it"),
+        (Y, "y = torch.sigmoid(g_hat) * u", "g_hat is the gate already: no sigmoid of it"),
+        (Y, "y = tanh_norm(u) * g_hat", "u is bounded already: TanhNorm was in `screening`"),
+        (Y, "y = u.relu() * g_hat", "u stays as it is: there is no ReLU"),
+        ("self.s_O.exp()", "(2 * self.s_O).exp()", "the scale is e^s_O, and not squared"),
+        ("x + updates.sum(1)", "x + torch.tanh(updates.sum(1))", "the updates are added as they "
+         "are: there is no tanh"),
+        ("x + updates.sum(1)", "x + tanh_norm(updates.sum(1))", "the updates are added as they "
+         "are: TanhNorm is for u, in `screening`"),
+        (Y, "y = u * F.silu(g_hat)", "g_hat is the gate already: no SiLU of it"),
+        (Y, "y = u * torch.tanh(g_hat)", "g_hat is the gate already: no tanh of it"),
+        (Y, "y = u * (1 + g_hat)", "u is multiplied by g_hat itself, not by 1 + g_hat"),
+        (" * self.W_O", " * unit(self.W_O)", "W_O stands as it is: it has no unit length"),
+        ("self.s_O.exp()", "self.s_O.softmax(0)", NO_SOFTMAX + ": the scale is e^s_O"),
+        ("self.s_O.exp()", "(self.s_O.exp() / len(self.s_O))", "the tiles are averaged: Eq. 2 adds "
          "them"),
-        (updated(lambda self, x, screen: self.screening(x, screen)), "the gate is ignored: u times "
-         "g_hat"),
-        (updated(lambda self, x, screen: self.screening(x, screen) + self.gate(x)), "u is "
-         "multiplied by the gate, not added to it"),
-        (updated(lambda self, x, screen: self.screening(layer_norm(x), screen) *
-                 self.gate(layer_norm(x))), "the layer reads x as it is: there is no LayerNorm"),
-        (updated(lambda self, x, screen: self.screening(rms(x), screen) * self.gate(rms(x))), "the "
-         "layer reads x as it is: there is no RMSNorm"),
-        (updated(add=lambda x, updates: ms.unit(x + updates.sum(1))), "the sum is the layer's "
-         "output: it is not scaled to unit length"),
-        (updated(add=lambda x, updates: layer_norm(x + updates.sum(1))), "the sum is the layer's "
-         "output: there is no LayerNorm"),
-        (updated(), "the cache is ignored: pass it on to `screening`"),
-        (in_turn, "all tiles read the same x: add up their updates, then add the sum to x")],
-    "cache": [
-        (cache_with(oldest=lambda self, start, end, w: start), "append returned only the new keys: "
-         "return all that are kept"),
-        (cache_with(oldest=lambda self, start, end, w: start - int(min(w.max(), 1e9)) + 1),
-         "w is rounded down: a query sees ceil(w) keys, its own included"),
-        (cache_with(oldest=lambda self, start, end, w: end - math.ceil(min(w.max(), 1e9))),
-         "these are the keys that the last of the new tokens sees: the first of them sees further "
-         "back"),
-        (cache_with(append=lambda self, k, v, w: None), "append must return all keys and all "
-         "values"),
-        *[(cache_with(append=append_and(end)), "append must move cache.end on, by the number of "
-           "new tokens, k.shape[2]") for end in (
-              lambda cache, k: 0, lambda cache, k: cache.end + 1,
-              lambda cache, k: cache.end + k.shape[1],
-              lambda cache, k: cache.end + cache.k.shape[2])],
-        (cache_with(append=lambda self, k, v, w: Cache.append(self, k, v, w)[::-1]), "append "
-         "returns the keys, and then the values"),
-        (cache_with(join=lambda self, old, new: new if old is None else torch.cat((new, old), 2)),
-         "the oldest key comes first"),
-        (cache_with(join=lambda self, old, new: new if old is None else torch.cat((old, new), 1)),
-         "keys (B, H, T, K) are joined along the axis of their positions, torch.cat(.., 2)")],
+        ("self.s_O.exp()", "self.s_O.exp().sum().expand_as(self.s_O)", "each tile has a scale of "
+         "its own, e^s_O"),
+        ("x + updates.sum(1)", "x + unit(updates.sum(1))", "the updates are added as they are: "
+         "they have no unit length"),
+        ("x + updates.sum(1)", "x * updates.sum(1)", "the updates are added to x: they do not "
+         "multiply it"),
+        ("x + updates.sum(1)", "2 * x + updates.sum(1)", "x is added twice: Eq. 2 is x plus the "
+         "updates"),
+        ("x + updates.sum(1)", "x - updates.sum(1)", "the sign: Eq. 2 adds the updates to x"),
+        (Y, "y = tanh_norm(u * g_hat)", "u g_hat is not bounded again: TanhNorm was in "
+         "`screening`"),
+        (Y, "y = unit(u * g_hat)", "u g_hat has no unit length: multiply, and nothing else"),
+        (Y, "y = layer_norm(u * g_hat)", "u g_hat is not normed: multiply, and nothing else"),
+        ("u = self.screening(x,", "u = self.screening(layer_norm(x),", "self.gate(x)",
+         "self.gate(layer_norm(x))", NORMED + "LayerNorm"),
+        ("u = self.screening(x,", "u = self.screening(layer_norm(x),", NORMED + "LayerNorm"),
+        ("u = self.screening(x,", "u = self.screening(rms(x),", "self.gate(x)", "self.gate(rms(x))",
+         NORMED + "RMSNorm"),
+        ("u = self.screening(x,", "u = self.screening(unit(x),", "self.gate(x)",
+         "self.gate(unit(x))", "the layer reads x as it is: x has no unit length"),
+        ("return x +", "return unit(x) +", "the residual is x as it is: it has no unit length"),
+        ("x + updates.sum(1)", "unit(x + updates.sum(1))", "the sum is the layer's output: it is "
+         "not scaled to unit length"),
+        ("x + updates.sum(1)", "layer_norm(x + updates.sum(1))", "the sum is the layer's output: "
+         "there is no LayerNorm"),
+        ("x + updates.sum(1)", "rms(x + updates.sum(1))", "the sum is the layer's output: there is "
+         "no RMSNorm"),
+        ("x + updates.sum(1)", "x + layer_norm(updates.sum(1))", "the updates are added as they "
+         "are: there is no LayerNorm"),
+        ("x + updates.sum(1)", "x + rms(updates.sum(1))", "the updates are added as they are: "
+         "there is no RMSNorm"),
+        ("x + updates.sum(1)", "tanh_norm(x + updates.sum(1))", "the sum is the layer's output: "
+         "TanhNorm is for u, in `screening`"),
+        ("x, screen, cache)\n", "x, screen)\n", "the cache is ignored: pass it on to `screening`"),
+        ("x + updates.sum(1)", "in_turn(self, x, screen)", "all tiles read the same x: add up "
+         "their updates, then add the sum to x")),
+    "cache": edits(
+        KeyCache,
+        ("return k, v", "return k[:, :, -new:], v[:, :, -new:]", "append returned "
+         "only the new keys: return all that are kept"),
+        ("return k, v", "first = max(self.end - new - int(min(w.max(), 1e9)) + 1, 0); "
+         "return k[:, :, first:], v[:, :, first:]", "w is rounded down: a query sees ceil(w) keys, "
+         "its own included"),
+        ("return k, v", "first = max(self.end - math.ceil(min(w.max(), 1e9)), 0); "
+         "return k[:, :, first:], v[:, :, first:]", "these are the keys that the last of the new "
+         "tokens sees: the first of them sees further back"),
+        ("return k, v", "first = max(self.end - new - math.ceil(min(w.min(), 1e9)) + 1, 0); "
+         "return k[:, :, first:], v[:, :, first:]", "the smallest window decides: a tile with a "
+         "wider one needs older keys"),
+        ("return k, v", "", "append must return all keys and all values"),
+        ("return k, v", "return k", "append must return all keys and all values"),
+        ("self.end + new", "0", END),
+        ("self.end + new", "self.end + 1", END),
+        ("self.end + new", "self.end + k.shape[1]", END),
+        ("self.end + new", "new", "cache.end is the number of the last new tokens: "
+         "add it to what it was"),
+        ("self.end = self.end + new", "", "self.v = v", "self.v = v; self.end += k.shape[2]",
+         "cache.end counts old keys again: add the number of new ones"),
+        ("return k, v", "return v, k", "append returns the keys, and then the values"),
+        ("(self.k, k), 2", "(k, self.k), 2", "(self.v, v), 2", "(v, self.v), 2", "the oldest key "
+         "comes first"),
+        ("v = torch.cat((self.v, v), 2)", "v = torch.cat((v, self.v), 2)", "the values come in "
+         "another order than the keys: the oldest comes first"),
+        ("(self.k, k), 2", "(self.k, k), 1", "(self.v, v), 2", "(self.v, v), 1", "keys (B, H, T, "
+         "K) are joined along the axis of their positions, torch.cat(.., 2)"),
+        ("(self.k, k), 2", "(self.k, k), -1", "(self.v, v), 2", "(self.v, v), -1", "keys (B, H, T, "
+         "K) are joined along the axis of their positions, torch.cat(.., 2)"),
+        ("self.v = v", "self.v = v; self.k = unit(mipe(k, torch.ones(k.shape[1:3]).to(k)))",
+         "the kept keys turn again: they come with MiPE already"),
+        ("self.v = v", "self.v = v[:, :, : 20]; self.k = k[:, :, : 20]", "only the first keys are "
+         "kept: each call adds its new ones")),
     "initialize": [
-        *[mistake for name, sizes in OUTPUTS.items() for mistake in of_matrix(name, *sizes)],
+        *[mistake for name, size in OUTPUTS.items() for mistake in of_matrix(name, size)],
         (changed("W_G", lambda W, c: W / c.d_V**0.5), "W_G has the fixed standard deviation 0.1, "
          "whatever its dimensions"),
-        *[(uniform(name), f"{name} is drawn from a uniform distribution: N(0, x) is the normal one")
-          for name in OUTPUTS],
+        (changed("W_G", lambda W, c: W * 10), "W_G: the factor 0.1 is missing"),
         (tied, "W_Q and W_K are equal: draw each matrix by itself"),
         (alike, "all layers have the same matrices: draw each by itself"),
+        (seeded_in_the_loop, "the seed is set before each matrix: all begin with the same numbers"),
         (seeded, "each model has the same matrices: set no seed, as the caller does"),
         (changed("s_w", lambda s, c: 0 * s), "s_w is spread over the tiles of a layer, not 0 for "
          "all"),
         (changed("s_w", lambda s, c: torch.linspace(0, c.w_th, c.N_H)), "s_w goes up to log w_th, "
          "not to w_th"),
+        (changed("s_w", lambda s, c: torch.linspace(1, c.w_th, c.N_H).log()), "s_w itself is "
+         "evenly spaced, not w: linspace from 0 to log w_th"),
+        (changed("s_w", lambda s, c: math.log(c.w_th) * torch.arange(c.N_H) / c.N_H), "s_w of the "
+         "last tile is log w_th: divide by N_H - 1, or take torch.linspace"),
+        (changed("s_w", lambda s, c: torch.linspace(1, math.log(c.w_th), c.N_H)), "s_w begins at "
+         "0, so that the smallest window is 2"),
+        (changed("s_w", lambda s, c: 0 * s + math.log(c.w_th)), "s_w is spread over the tiles of a "
+         "layer, not the same for all"),
+        (changed("s_w", lambda s, c: torch.linspace(0, math.log(c.w_th - 1), c.N_H)), "s_w goes up "
+         "to log w_th itself, not to log(w_th - 1)"),
+        (changed("s_w", lambda s, c: s.flip(0)), "s_w runs backwards: from 0 to log w_th"),
         (changed("s_w", lambda s, c: torch.linspace(0, math.log(256), c.N_H)), "w_th is "
          "config.w_th, and not always 256"),
+        (changed("s_r", lambda s, c: s + 1), "s_r starts at 0, and so r at 1/2"),
         (changed("s_O", lambda s, c: 2 * s), "s_O: the root is missing, log(1/sqrt(N_H N_L))"),
+        (changed("s_O", lambda s, c: -s), "s_O has the wrong sign: log(1/sqrt(N_H N_L))"),
+        (changed("s_O", lambda s, c: 0 * s), "s_O is not 0: log(1/sqrt(N_H N_L))"),
         (changed("s_O", lambda s, c: 0 * s - math.log(c.N_H) / 2), "s_O: N_L is missing, as the "
          "tiles of all layers count"),
+        (changed("s_O", lambda s, c: 0 * s - math.log(c.N_L) / 2), "s_O: N_H is missing, as the "
+         "tiles of all layers count"),
         (changed("s_O", lambda s, c: s.exp()), "s_O: the log is missing, log(1/sqrt(N_H N_L))"),
+        (changed("s_E", lambda s, c: s + math.log(c.d_E) / 2), "log sqrt(d_E) is for s_F: s_E "
+         "starts at 0"),
         (changed("s_E", lambda s, c: s + 1), "the scale e^s_E starts at 1, so s_E starts at 0"),
         (changed("s_F", lambda s, c: 2 * s), "s_F: the root is missing, log sqrt(d_E)"),
+        (changed("s_F", lambda s, c: -s), "s_F has the wrong sign: log sqrt(d_E)"),
+        (changed("s_F", lambda s, c: 0 * s), "s_F is not 0: log sqrt(d_E)"),
         (changed("s_F", lambda s, c: s.exp()), "s_F: the log is missing, log sqrt(d_E)")],
-    "embed": [
-        (lambda self, t: self.W_E[t], "this is the row of W_E as it is: it needs unit length and "
-         "the scale e^s_E"),
-        (lambda self, t: self.s_E.exp() * self.W_E[t], "the embedding is not of unit length"),
-        (lambda self, t: self.s_E.exp() * F.normalize(self.W_E, dim=0)[t], COLUMNS),
-        (lambda self, t: ms.unit(self.W_E[t]), "the scale e^s_E is missing"),
-        (lambda self, t: self.s_E * ms.unit(self.W_E[t]), "the scale is e^s_E, not s_E"),
-        (lambda self, t: self.s_E + ms.unit(self.W_E[t]), "the scale multiplies: e^s_E times the "
-         "unit vector"),
-        (lambda self, t: self.s_E.exp() + ms.unit(self.W_E[t]), "the scale multiplies: e^s_E times "
-         "the unit vector"),
-        (lambda self, t: self.W_E.shape[1] ** 0.5 * ms.unit(self.W_E[t]), "the scale is e^s_E, not "
-         "the root of d_E"),
-        (lambda self, t: self.W_E.shape[1] ** 0.5 * self.W_E[t], "this is the Transformer's "
+    "embed": edits(
+        embed,
+        ("self.s_E.exp() * unit(e)", "e", "this is the row of W_E as it is: it needs unit length "
+         "and the scale e^s_E"),
+        ("unit(e)", "e", "the embedding is not of unit length"),
+        ("unit(e)", "F.normalize(self.W_E, dim=0)[tokens]", COLUMNS),
+        ("unit(e)", "self.W_E[tokens] / self.W_E.norm()", "all of W_E has length 1: each row has a "
+         "length of its own"),
+        ("self.s_E.exp() * unit(e)", "unit(e)", "the scale e^s_E is missing: it comes after unit "
+         "length, which would take it away"),
+        ("self.s_E.exp()", "self.s_E", "the scale is e^s_E, not s_E"),
+        ("self.s_E.exp() *", "self.s_E +", "the scale multiplies: e^s_E times the unit vector"),
+        ("self.s_E.exp() *", "self.s_E.exp() +", "the scale multiplies: e^s_E times the unit "
+         "vector"),
+        ("self.s_E.exp()", "e.shape[-1] ** 0.5", "the scale is e^s_E, not the root of d_E"),
+        ("self.s_E.exp()", "e.shape[-1] ** 0.5 * self.s_E.exp()", "the root of d_E is not part of "
+         "the scale: e^s_E alone"),
+        ("self.s_E.exp() * unit(e)", "e.shape[-1] ** 0.5 * e", "this is the Transformer's "
          "embedding: here the scale is e^s_E, and the row has unit length"),
-        *[(lambda self, t, norm=norm: norm(self.W_E[t]), "this is a norm of Transformers: "
-           "e_bar is the row divided by its length") for norm in (layer_norm, rms)],
-        (lambda self, t: self.s_E.exp() * rms(self.W_E[t]), "this is RMSNorm: e_bar is the row "
-         "divided by its length"),
-        (lambda self, t: self.s_E.exp() * layer_norm(self.W_E[t]), "this is LayerNorm: e_bar is "
-         "the row divided by its length"),
-        (lambda self, t: self.s_F.exp() * ms.unit(self.W_E[t]), "s_F is for the logits: take s_E")],
-    "logits": [
-        (lambda self, x: self.s_F.exp() * x @ self.W_E.T, "the rows of W_E are not of unit length "
-         "here"),
-        (lambda self, x: self.s_F.exp() * x @ F.normalize(self.W_E, dim=0).T, COLUMNS),
-        (lambda self, x: x @ ms.unit(self.W_E).T, "the scale e^s_F is missing"),
-        (lambda self, x: self.s_F * x @ ms.unit(self.W_E).T, "the scale is e^s_F, not s_F"),
-        (lambda self, x: self.s_E.exp() * x @ ms.unit(self.W_E).T, "s_E is for the embedding: take "
-         "s_F"),
-        (lambda self, x: ms.Multiscreen.logits(self, x).softmax(-1), "these are probabilities: the "
-         "softmax belongs to the loss"),
-        (lambda self, x: ms.Multiscreen.logits(self, x).log_softmax(-1), "these are logarithms of "
+        ("self.s_E.exp() * unit(e)", "layer_norm(e)", "this is LayerNorm: e_bar is the row divided "
+         "by its length, and e^s_E its scale"),
+        ("self.s_E.exp() * unit(e)", "rms(e)", "this is RMSNorm: e_bar is the row divided by its "
+         "length, and e^s_E its scale"),
+        ("self.W_E[tokens]", "self.W_E[tokens - 1]", "tokens count from 0: token t has row t"),
+        ("self.s_E.exp()", "torch.sigmoid(self.s_E)", "the scale is e^s_E, no sigmoid"),
+        ("self.s_E.exp()", "(1 + self.s_E)", "the scale is e^s_E, not 1 + s_E"),
+        ("self.s_E.exp() * unit(e)", "unit(e) / self.s_E.exp()", "the scale multiplies: e^s_E "
+         "times the unit vector"),
+        ("return ", "i = torch.arange(tokens.shape[1]); a = mipe_angle(i, self.s_E.exp() + 1, "
+         "100.0)[0]; return a[:, None] + ", "positions are encoded in q and k, by MiPE: nothing is "
+         "added here"),
+        ("unit(e)", "rms(e)", "this is RMSNorm: e_bar is the row divided by its length"),
+        ("unit(e)", "layer_norm(e)", "this is LayerNorm: e_bar is the row divided by its length"),
+        ("unit(e)", "tanh_norm(e)", "this is TanhNorm: e_bar is the row divided by its length"),
+        ("unit(e)", "e.softmax(-1)", NO_SOFTMAX),
+        ("self.s_E", "self.s_F", "s_F is for the logits: take s_E")),
+    "logits": edits(
+        logits,
+        ("W = unit(self.W_E)", "W = self.W_E", "the rows of W_E are not of unit length here"),
+        ("W = unit(self.W_E)", "W = F.normalize(self.W_E, dim=0)", COLUMNS),
+        ("W = unit(self.W_E)", "W = layer_norm(self.W_E)", "this is LayerNorm: the rows of W_E are "
+         "divided by their length"),
+        ("self.s_F.exp() * x", "x", "the scale e^s_F is missing"),
+        ("self.s_F.exp() * x @ W.T", "x @ self.W_E.T", "W_E stands as it is: its rows need unit "
+         "length, and the scale e^s_F is missing"),
+        ("self.s_F.exp()", "self.s_F", "the scale is e^s_F, not s_F"),
+        ("self.s_F.exp()", "self.s_E.exp()", "s_E is for the embedding: take s_F"),
+        ("self.s_F.exp() * x @ W.T", "(self.s_F.exp() * x @ W.T).softmax(-1)", "these are "
          "probabilities: the softmax belongs to the loss"),
-        (lambda self, x: x @ ms.unit(self.W_E).T + self.s_F, "the scale multiplies: e^s_F times "
+        ("self.s_F.exp() * x @ W.T", "(self.s_F.exp() * x @ W.T).log_softmax(-1)", "these are "
+         "logarithms of probabilities: the softmax belongs to the loss"),
+        ("self.s_F.exp() * x @ W.T", "x @ W.T + self.s_F", "the scale multiplies: e^s_F times "
          "W_E_bar"),
-        (lambda self, x: x @ ms.unit(self.W_E).T / x.shape[-1] ** 0.5, "the scale is e^s_F: divide "
-         "by no root of d_E"),
-        *[(lambda self, x, norm=norm: ms.Multiscreen.logits(self, norm(x)), "x must not be "
-           "normalised: there is no norm before the head") for norm in (ms.unit, layer_norm)],
-        (lambda self, x: self.s_F.exp() * x @ ms.unit(self.W_E), "transpose W_E: its rows are the "
-         "tokens")],
-    "loss": [
-        (lambda self, x, t: F.cross_entropy(self(x)[:, :-1].transpose(1, 2), t[:, 1:]), "the "
-         "targets are shifted twice: they are the next tokens already"),
-        (lambda self, x, t: nats(self, x[:, :-1], t[:, :-1]), "the last position is left out: all "
-         "count, as each has its target"),
-        (lambda self, x, t: F.cross_entropy(self(x), t), "cross_entropy takes the classes as axis "
-         "1: flatten B and T, or transpose(1, 2)"),
-        (lambda self, x, t: F.cross_entropy(self(x).view(len(x), -1, x.shape[1]), t), "a view to "
-         "(B, N, T) mixes up tokens and classes: transpose(1, 2), or flatten B and T"),
-        (lambda self, x, t: nats(self, x, x), "the inputs were taken for the targets"),
-        (lambda self, x, t: F.cross_entropy(self(x).softmax(-1).transpose(1, 2), t), "softmax was "
-         "taken twice: cross_entropy begins with one"),
-        (lambda self, x, t: F.nll_loss(self(x).transpose(1, 2), t), "nll_loss takes logarithms of "
-         "probabilities: cross_entropy takes the logits"),
-        (lambda self, x, t: nats(self, x, t) / math.log(2), "this is in bits: take nats, the "
-         "natural logarithm"),
-        (lambda self, x, t: -nats(self, x, t), "the sign: the loss is -log p, which is positive"),
-        (lambda self, x, t: nats(self, x, t).exp(), "this is the perplexity: the loss is its "
+        ("self.s_F.exp() * x @ W.T", "x @ W.T + self.s_F.exp()", "the scale multiplies: e^s_F "
+         "times W_E_bar"),
+        ("self.s_F.exp() * x", "x / x.shape[-1] ** 0.5", "the scale is e^s_F: divide by no root of "
+         "d_E"),
+        ("self.s_F.exp() * x", "self.s_F.exp() * x / x.shape[-1] ** 0.5", "the root of d_E is not "
+         "part of the scale: e^s_F alone"),
+        ("self.s_F.exp() * x", "self.s_F.exp() * x * x.shape[-1] ** 0.5", "the root of d_E is too "
+         "much: W_E has rows of unit length, unlike RMSNorm's, and the scale is e^s_F"),
+        ("self.s_F.exp() * x", "x * x.shape[-1] ** 0.5", "the scale is e^s_F, and not always the "
+         "root of d_E"),
+        ("self.s_F.exp()", "(-self.s_F).exp()", "the scale is e^s_F: the sign is wrong"),
+        ("self.s_F.exp() * x", "self.s_F.exp() * unit(x)", "x must not be normalised: there is no "
+         "norm before the head"),
+        ("self.s_F.exp() * x", "self.s_F.exp() * layer_norm(x)", "x must not be normalised: there "
+         "is no norm before the head"),
+        ("self.s_F.exp() * x", "self.s_F.exp() * rms(x)", "x must not be normalised: there is no "
+         "norm before the head"),
+        ("self.s_F.exp() * x", "(self.s_E + self.s_F).exp() * x", "s_E is for the embedding: take "
+         "s_F alone"),
+        ("self.s_F.exp() * x @ W.T", "torch.sigmoid(self.s_F.exp() * x @ W.T)", "these are "
+         "probabilities: the softmax belongs to the loss"),
+        ("self.s_F.exp() * x", "x", "W = unit(self.W_E)", "W = self.W_E; x = self.s_F.exp() * "
+         "unit(x)", "x was scaled to unit length in place of W_E: there is no norm before the "
+         "head"),
+        ("self.s_F.exp() * x", "self.s_F.exp() * tanh_norm(x)", "x must not be normalised: there "
+         "is no norm before the head"),
+        ("self.s_F.exp() * x @ W.T", "torch.tanh(self.s_F.exp() * x @ W.T)", "the logits are not "
+         "bounded: there is no tanh"),
+        ("self.s_F.exp() * x @ W.T", "30 * torch.tanh(self.s_F.exp() * x @ W.T / 30)", "the logits "
+         "are not bounded: there is no tanh"),
+        ("@ W.T", "@ W", "transpose W_E: its rows are the tokens")),
+    "loss": edits(
+        loss,
+        ("z.transpose(1, 2), t", "z[:, :-1].transpose(1, 2), t[:, 1:]", "the targets are shifted "
+         "twice: they are the next tokens already"),
+        ("z.transpose(1, 2), t", "z[:, :-1].transpose(1, 2), t[:, :-1]", "the last position is "
+         "left out: all count, as each has its target"),
+        ("z.transpose(1, 2), t", "z[:, 1:].transpose(1, 2), t[:, 1:]", "the first position is left "
+         "out: all count, as each has its target"),
+        ("z.transpose(1, 2), t", "z[:, -1], t[:, -1]", "only the last position counts: all do, as "
+         "each has its target"),
+        ("z.transpose(1, 2), t", "z, t", "cross_entropy takes the classes as axis 1: flatten B and "
+         "T, or transpose(1, 2)"),
+        ("z.transpose(1, 2), t", "z.view(len(z), -1, z.shape[1]), t", "a view to (B, N, T) mixes "
+         "up tokens and classes: transpose(1, 2), or flatten B and T"),
+        ("t = targets", "t = tokens", "the inputs were taken for the targets"),
+        ("z.transpose", "z.softmax(-1).transpose", "softmax was taken twice: cross_entropy begins "
+         "with one"),
+        ("F.cross_entropy", "F.nll_loss", "nll_loss takes logarithms of probabilities: "
+         "cross_entropy takes the logits"),
+        ("(1, 2), t)", "(1, 2), t) / math.log(2)", "this is in bits: take nats, the natural "
          "logarithm"),
-        (lambda self, x, t: F.cross_entropy(self(x).transpose(1, 2), t, label_smoothing=0.1),
-         "the labels are smoothed: the target's probability alone counts"),
-        (lambda self, x, t: nats(self, x, t, "sum"), "this is the sum over all tokens: take the "
+        ("(1, 2), t)", "(1, 2), t) / math.log(10)", "this is a logarithm of base 10: take nats"),
+        ("return F", "return -F", "the sign: the loss is -log p, which is positive"),
+        ("(1, 2), t)", "(1, 2), t).exp()", "this is the perplexity: the loss is its logarithm"),
+        ("(1, 2), t)", "(1, 2), t, label_smoothing=0.1)", "the labels are smoothed: the target's "
+         "probability alone counts"),
+        *[("(1, 2), t)", f"(1, 2), t, label_smoothing={x})", "the labels are smoothed: the "
+           "target's probability alone counts") for x in (0.05, 0.15, 0.2, 0.3)],
+        ("z.transpose", "z[:, 1:].transpose", "t = targets", "t = targets[:, :-1]", "the targets "
+         "are shifted the other way: position n has the target n already"),
+        ("(1, 2), t)", "(1, 2), t, ignore_index=0)", "token 0 counts, and targets of -100 do not: "
+         "ignore_index=-100"),
+        ("z.transpose", "(z / self.W_E.shape[1] ** 0.5).transpose", "the logits are divided by a "
+         "root: take them as they are"),
+        ("F.cross_entropy(z.transpose(1, 2), t)", "-z.log_softmax(-1).mean()", "the mean goes over "
+         "all tokens: -log p of the target alone counts"),
+        *[("F.cross_entropy(z.transpose(1, 2), t)", "F.binary_cross_entropy_with_logits(z, "
+           "F.one_hot(t.clamp_min(0), z.shape[-1]).float()" + more, "this is the binary "
+           "cross-entropy of each token: one softmax goes over all") for more in (
+               ")", ", reduction='sum') / t.numel()")],
+        ("(1, 2), t)", "(1, 2), t, reduction='none').exp().mean()", "this is a mean of 1/p: the "
+         "loss is the mean of -log p"),
+        ("z.transpose", "z.log_softmax(1).transpose", "the softmax goes over the classes, the last "
+         "axis of the logits: leave it to cross_entropy"),
+        ("F.cross_entropy(z.transpose(1, 2), t)", "F.mse_loss(z, F.one_hot(t.clamp_min(0), "
+         "z.shape[-1]).float())", "this is a squared error: the loss is -log p of the target"),
+        ("F.cross_entropy(z.transpose(1, 2), t)", "F.mse_loss(z.softmax(-1), F.one_hot("
+         "t.clamp_min(0), z.shape[-1]).float())", "this is a squared error: the loss is -log p of "
+         "the target"),
+        ("F.cross_entropy(z.transpose(1, 2), t)", "-z.softmax(-1).gather(-1, "
+         "t.clamp_min(0)[..., None]).mean()", "the logarithm is missing: -log p"),
+        ("F.cross_entropy(z.transpose(1, 2), t)", "-z.log_softmax(-1).gather(-1, "
+         "t.clamp_min(0)[..., None]).sum() / (t >= 0).sum()", "targets of -100 count in the sum"),
+        ("(1, 2), t)", "(1, 2), t, reduction='sum')", "this is the sum over all tokens: take the "
          "mean"),
-        (lambda self, x, t: nats(self, x, t.clamp_min(0)), "targets of -100 count: leave them out"),
-        (lambda self, x, t: nats(self, x, t, "sum") / t.numel(), "targets of -100 count in the "
+        ("(1, 2), t)", "(1, 2), t, reduction='sum') / len(t)", "the sum of each sequence is "
+         "averaged: take the mean over all tokens that count"),
+        ("(1, 2), t)", "(1, 2), t, reduction='none')", "the loss is one number, the mean over all "
+         "tokens that count"),
+        ("t = targets", "t = targets.clamp_min(0)", "targets of -100 count: leave them out"),
+        ("(1, 2), t)", "(1, 2), t, reduction='sum') / t.numel()", "targets of -100 count in the "
          "denominator"),
-        (lambda self, x, t: torch.stack([nats(self, a[None], b[None]) for a, b in zip(x, t)]).mean(
-         ), "this is the mean of each sequence's mean: take it over all tokens that count")],
-    "generate": [
-        (lambda self, t, n: torch.cat((t, greedy(self, t, n, once(self))), 1), "generate returned "
-         "the prompt, too: return the n new tokens"),
-        (lambda self, t, n: greedy(self, t[:, :-1], n, once(self)), "the last token of the prompt "
-         "is left out: the first new token follows it"),
-        (lambda self, t, n: greedy(self, t[:, -1:], n, once(self)), "only the last token of the "
-         "prompt is read: all of it goes through the layers first"),
-        (lambda self, t, n: greedy(self, torch.cat((t, t[:, -1:]), 1), n, once(self)), "the last "
-         "token of the prompt is read twice: the first new token follows from the first reading"),
-        (lambda self, t, n: greedy(self, t, n, lambda m: self.new_caches()), "the caches are empty "
-         "at each step: make them once, before the first, and pass them to `hidden`"),
-        (generate_with_one_cache, "the layers share one cache: each has keys of its own"),
-        (lambda self, t, n: greedy(self, t, n, once(self), again=True), READ_AGAIN),
-        (lambda self, t, n: greedy(self, t, n, lambda m: None, again=True), READ_AGAIN),
-        (lambda self, t, n: greedy(self, t, n, once(self), position=0), "the next token follows "
-         "from the logits of the last position, z[:, -1]")],
+        ("F.cross_entropy(z.transpose(1, 2), t)", "torch.stack([F.cross_entropy(a, b) "
+         "for a, b in zip(z, t)]).mean()", "this is the mean of each sequence's mean: take it over "
+         "all tokens that count")),
+    "generate": edits(
+        generate,
+        ("seen[:, tokens.shape[1] :]", "seen", "generate returned the prompt, too: return the n "
+         "new tokens"),
+        ("x = tokens", "x = tokens[:, :-1]", "the last token of the prompt is left out: the first "
+         "new token follows it"),
+        ("x = tokens", "x = tokens[:, -1:]", "only the last token of the prompt is read: all of it "
+         "goes through the layers first"),
+        ("x = tokens", "x = torch.cat((tokens, tokens[:, -1:]), 1)", "the last token of the prompt "
+         "is read twice: the first new token follows from the first reading"),
+        ("for _ in range(n):", "for _ in range(n):\n        caches = self.new_caches()", "the "
+         "caches are empty at each step: make them once, before the first, and pass them to "
+         "`hidden`"),
+        ("[ms.KeyCache() for _ in self.layers]", "[ms.KeyCache()] * len(self.layers)", "the layers "
+         "share one cache: each has keys of its own"),
+        ("seen = torch.cat((seen, x), 1)", "seen = x = torch.cat((seen, x), 1)", READ_AGAIN),
+        ("seen = torch.cat((seen, x), 1)", "seen = x = torch.cat((seen, x), 1)",
+         "self.hidden(x, caches)", "self.hidden(x)", READ_AGAIN),
+        ("[:, -1]", "[:, 0]", "the next token follows from the logits of the last position, "
+         "z[:, -1]"),
+        ("z.argmax", "z.argmin", "this is the token with the smallest logit: take the largest"),
+        ("seen[:, tokens.shape[1] :]", "seen[:, tokens.shape[1] :].flip(1)", "the new tokens come "
+         "in their order, the first one first"),
+        ("z.argmax(-1, keepdim=True)", "z.topk(2).indices[:, 1:]", "this is the second largest "
+         "logit: take the largest"),
+        ("seen[:, tokens.shape[1] :]", "seen[:, -n - 1 : -1]", "the tokens are one place too "
+         "early: return the last n"),
+        ("range(n)", "range(n - 1)", "one token too few: return n"),
+        ("range(n)", "range(n + 1)", "one token too many: return n"),
+        ("seen[:, tokens.shape[1] :]", "x", "only the last token is returned: all n new ones are "
+         "wanted")),
 }
+
+
+def in_turn(self, x, screen):
+    """A wrong `forward`, where each tile reads what the one before it has written."""
+    for h, W in enumerate(self.s_O.exp()[:, None, None] * self.W_O):
+        x = x + (self.screening(x, screen) * self.gate(x))[:, h] @ W
+    return x
 
 
 # {exercise: what to check where no mistake is known}
@@ -510,187 +750,108 @@ HINTS = {
 
 # ------------------------------------------------------------------------------------ the tests
 
-def yours(name):
-    """What you wrote, or in the course's own tests a wrong one.
-
-    It is a method, KeyCache, or for `initialize` Multiscreen. A method comes as {name: method},
-    with what you have added to the class.
-    """
-    file = grade.load("part2_model")
-    if name == "cache":
-        return grade.own(file, "part2_model", "KeyCache")
-    if name == "initialize":
-        return grade.own(file, "part2_model", "Multiscreen")
-    file.KeyCache = ms.KeyCache
-    kind, exercises = ("Multiscreen", MODEL) if name in MODEL else ("GatedScreeningTiles", LAYER)
-    written = grade.own(file, "part2_model", kind)
-    if not hasattr(written, name):
-        grade.fail(f"{kind} has no {name}")
-    added = {other: f for other, f in vars(written).items()
-             if other not in exercises and not other.startswith("__")}
-    return added | {name: getattr(written, name)}
+RIGHT = {f.__name__: f for f in (project, gate, screening, forward, embed, logits, loss, generate)}
+# What multiscreen.py calls an exercise. Yours may use what comes before it there.
+QUALIFIED = {name: f"GatedScreeningTiles.{name}" for name in drive.LAYER} | {
+    name: f"Multiscreen.{name}" for name in drive.MODEL} | {
+    "cache": "KeyCache", "initialize": "KeyCache", "generate": "Multiscreen.stream",
+    "logits": "Multiscreen.head", "loss": "Multiscreen.nats"}
 
 
-def check(name, call, make, *cases):
-    """Grade call(inputs of a case, made), with `made` by make(what you wrote)."""
-    def graded(written):
-        def f(*inputs):
-            return call(*inputs, make(written))
-        f.__name__, f.__wrapped__ = name, call
-        return f
-
-    def with_name(wrong):
-        return {name: wrong} if name in (*LAYER, *MODEL) else wrong
-
-    found = yours(name)
-    right = RIGHT[name] if name in RIGHT else {}
-    grade.grade(graded(found if isinstance(found, dict) else with_name(found)), graded(right),
-                cases, [(graded(with_name(wrong)), cause) for wrong, cause in MISTAKES[name]],
-                HINTS[name])
+def driven(name, written):
+    """What a test calls of right or wrong code: a method, KeyCache or Multiscreen."""
+    if name in RIGHT:
+        return drive.driven(name, {name: written})
+    return functools.partial(drive.CALLS[name], written)
 
 
-RIGHT = {"screening": {"screening": screening}, "cache": Cache, "initialize": ms.Multiscreen}
+def names_of(call):
+    """The names of the inputs of a call in drive.py, without what is called."""
+    return tuple(inspect.signature(call).parameters)[1:]
+
+
+def check(name, *cases):
+    right = {"cache": ms.KeyCache, "initialize": ms.Multiscreen} | RIGHT
+    mistakes = [(driven(name, wrong), cause) for wrong, cause in MISTAKES[name]]
+    grade.Exercise("part2_model", name, driven(name, right[name]), mistakes, HINTS[name],
+                   given=grade.before(QUALIFIED[name]), driver="drive",
+                   names=names_of(drive.CALLS[name])).grade(*cases)
 
 
 def case(*inputs, **options):
     return grade.Case(inputs, **options)
 
 
+def draw_inputs(*shape):
+    """Similar positions, with a part in common; otherwise every key would be rejected."""
+    g = random(0)
+    return torch.randn(shape[-1], generator=g) + 0.5 * torch.randn(*shape, generator=g)
+
+
+def some_tokens(*shape, seed=0):
+    return torch.randint(SIZES["vocab_size"], shape, generator=random(seed))
+
+
 def test_project():
     x, W = draw_inputs(2, 5, 24), draw_inputs(24, 3, 7)
-    check("project", lambda x, W, layer: layer.project(x, W), a_layer, case(x, W),
-          case(draw_inputs(4, 3, 24), draw_inputs(24, 4, 2)))
+    check("project", case(x, W), case(draw_inputs(4, 3, 24), draw_inputs(24, 4, 2)))
 
 
 def test_gate():
-    check("gate", lambda x, layer: layer.gate(x), a_layer, case(draw_inputs(2, 5, 24)))
+    check("gate", case(draw_inputs(2, 5, 24)))
 
 
 def test_screening():
-    def call(x, pieces, screen, layer):
-        """u of x, without a cache or in pieces with one."""
-        if not pieces:
-            return layer.screening(x, screen)
-        cache = Cache()
-        layer.s_w.data.copy_(torch.tensor([1.0, 0.0, 1.2]))            # the cache drops keys
-        return torch.cat([layer.screening(part, screen, cache) for part in x.split(pieces, 1)], 2)
-
-    def twice(*inputs):
-        return 2 * ms.screen(*inputs)
-
-    check("screening", call, a_layer,
-          case(draw_inputs(2, 9, 24), [], ms.screen, tolerance=1e-4),
-          case(draw_inputs(2, 9, 24), [], twice, tolerance=1e-4, hint="the argument `screen` is "
+    check("screening",
+          case(draw_inputs(2, 9, 24), [], 1, tolerance=1e-4),
+          case(draw_inputs(2, 9, 24), [], 2, tolerance=1e-4, hint="the argument `screen` is "
                "ignored: the caller chooses what screens"),
-          case(draw_inputs(2, 12, 24), [5, 1, 1, 4, 1], ms.screen, tolerance=1e-4, hint="with a "
-               "cache: the queries start at cache.end as it is before append, and i0 is the number "
-               "of keys that append returns before the first query's own"))
+          case(draw_inputs(2, 12, 24), [5, 1, 1, 4, 1], 1, tolerance=1e-4, hint="with a cache: the "
+               "queries start at cache.end as it is before append, and i0 is the number of keys "
+               "that append returns before the first query's own"))
 
 
 def test_forward():
-    def call(x, pieces, layer):
-        """x after the layer, without a cache or in pieces with one."""
-        if not pieces:
-            return layer(x, ms.screen)
-        cache = Cache()
-        return torch.cat([layer(part, ms.screen, cache) for part in x.split(pieces, 1)], 1)
-
-    check("forward", call, a_layer,
+    check("forward",
           case(draw_inputs(2, 9, 24), [], tolerance=1e-4),
           case(draw_inputs(2, 9, 24), [5, 4], tolerance=1e-4, hint="only with a cache is the "
                "result wrong: `screening` needs it, and nothing else"))
 
 
 def test_cache():
-    def call(k, v, w, ends, cache):
-        """The keys and values that queries may see after 20, 4 and 1 tokens, or all cache.end."""
-        found = []
-        for part in (slice(0, 20), slice(20, 24), slice(24, 25)):
-            kept, values = cache.append(k[:, :, part], v[:, :, part], w)
-            first = part.stop - kept.shape[2]
-            oldest = max(part.start - math.ceil(min(w.max().item(), 2**30)) + 1, 0)
-            if ends:
-                found.append([torch.tensor([cache.end])])
-            else:
-                found.append([at_positions(x, first, oldest, part.stop) for x in (kept, values)])
-        return tuple(torch.cat(pieces, 0 if ends else 2) for pieces in zip(*found))
-
-    def at_positions(x, first, oldest, end):
-        """The keys at the positions oldest to end - 1, with NaN for missing ones."""
-        seen = x.new_full((*x.shape[:2], end - oldest, x.shape[3]), torch.nan)
-        for n in range(x.shape[2]):
-            if oldest <= first + n < end:
-                seen[:, :, first + n - oldest] = x[:, :, n]
-        return seen
-
     k, v, _ = correlated(0, 1, 2, 25, 25)
     cases = [case(k, v, torch.tensor(w).double(), False, outputs=("a key", "a value"), hint=(
         f"append is called with 20, 4 and 1 new tokens, for windows of {w}: it must return all "
         "keys that a new query may see, the oldest first, and all their values"))
         for w in ([3.0, 4.0], [3.0, 4.5], [3.0, math.inf])]
-    check("cache", call, lambda cache: cache(), *cases,
+    check("cache", *cases,
           case(k, v, torch.tensor([3.0, 4.5]).double(), True, outputs=("cache.end",), hint="append "
                "is called with 20, 4 and 1 new tokens: afterwards cache.end must be 20, 24 and 25"))
 
 
-@functools.cache
-def initialized(multiscreen, seed=0):
-    """A new model. The right one and each wrong one are made once, from the same random numbers."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return multiscreen(ms.Config(vocab_size=1000, N_L=3, N_H=5, d_E=49, w_th=100.0))
-
-
 def test_initialize():
-    right = {"W_Q": 0.1 / 4, "W_K": 0.1 / 4, "W_V": 0.1 / 8, "W_G": 0.1, "W_O": 0.1 / 7,
-             "W_E": 0.1 / 7}
-
-    def call(name, multiscreen):
-        """A parameter, or of a matrix the mean and deviation, in units of the right deviation."""
-        model = initialized(multiscreen)
-        named = [p.detach() for n, p in model.named_parameters() if n.rpartition(".")[2] == name]
-        if name not in right:
-            return torch.cat(named)
-        numbers = torch.cat([p.flatten() for p in named]) / right[name]
-        return torch.stack((numbers.mean(), numbers.std()))
-
-    def equal(what, multiscreen):
-        """Which matrices are equal that should differ, by their names: a list of 0 and 1."""
-        model = initialized(multiscreen)
-        matrices = [p for p in model.parameters() if p.ndim > 1]
-        if what == "seeds":
-            others = [p for p in initialized(multiscreen, 1).parameters() if p.ndim > 1]
-            return torch.tensor([torch.equal(a, b) for a, b in zip(matrices, others)])
-        first = model.layers[0] if what == "of a layer" else model
-        pairs = itertools.combinations([p for p in first.parameters() if p.ndim > 1], 2)
-        return torch.tensor([a.shape == b.shape and torch.equal(a, b) for a, b in pairs])
-
-    def either(what, multiscreen):
-        if what in ("of a layer", "of all layers", "seeds"):
-            return equal(what, multiscreen)
-        return call(what, multiscreen)
-
-    check("initialize", either, lambda multiscreen: multiscreen,
-          *[case(name, gradients=False, tolerance=0.05, hint=f"{name} is drawn from N(0, x), the "
-                 "normal distribution: these are its mean and its standard deviation, both divided "
-                 "by x, which should be 0 and 1") for name in right],
-          *[case(name, gradients=False, hint=f"the initial values of {name} are wrong")
+    deviations = {"W_Q": 0.1 / 4, "W_K": 0.1 / 4, "W_V": 0.1 / 8, "W_G": 0.1, "W_O": 0.1 / 9,
+                  "W_E": 0.1 / 9}
+    check("initialize",
+          *[case(name, x, gradients=False, tolerance=0.03, zero=0.03, hint=f"{name} is drawn from "
+                 "N(0, x), the normal distribution: these are its mean and its standard deviation, "
+                 "divided by x, and how normal it looks, which should be 0, 1 and 1")
+            for name, x in deviations.items()],
+          *[case(name, 0.0, gradients=False, hint=f"the initial values of {name} are wrong")
             for name in ("s_w", "s_r", "s_O", "s_E", "s_F")],
-          case("of a layer", gradients=False, hint="two matrices of a layer are equal: draw each "
-               "by itself"),
-          case("of all layers", gradients=False, hint="two matrices are equal: draw each by "
-               "itself"),
-          case("seeds", gradients=False, hint="another seed must give other matrices: draw all of "
-               "them, and set no seed"))
+          case("matrices", 0.0, gradients=False, hint="two matrices begin with the same random "
+               "numbers: draw each by itself"),
+          case("seeds", 0.0, gradients=False, hint="another seed must give other matrices: draw "
+               "all of them, and set no seed"))
 
 
 def test_embed():
-    check("embed", lambda t, model: model.embed(t), a_model, case(some_tokens(2, 5)))
+    check("embed", case(some_tokens(2, 5)))
 
 
 def test_logits():
-    check("logits", lambda x, model: model.logits(x), a_model,
-          case(draw_inputs(2, 5, 24), tolerance=1e-4))
+    check("logits", case(draw_inputs(2, 5, 24), tolerance=1e-4),
+          case(-draw_inputs(2, 5, 24), tolerance=1e-4, hint="logits may be negative"))
 
 
 def test_loss():
@@ -698,49 +859,19 @@ def test_loss():
     inputs, targets = t[:, :-1], t[:, 1:].clone()
     some = targets.clone()
     some[0, 3:] = -100
-    check("loss", lambda tokens, targets, model: model.loss(tokens, targets), a_model,
-          case(inputs, targets), case(inputs, some, hint="targets of -100 do not count"))
+    check("loss", case(inputs, targets, False),
+          case(inputs, some, False, hint="targets of -100 do not count"),
+          case(inputs, targets, True, hint="the loss has no gradient, or a wrong one: is something "
+               "detached, or turned into a number?"))
 
 
 def test_generate():
-    def call(tokens, n, counted, model):
-        """The new tokens, or how many go through a layer at a time after the prompt."""
-        lengths = []
-
-        def count(q, *inputs):
-            lengths.append(q.shape[2])
-            return ms.screen(q, *inputs)
-
-        model.screen = count
-        model.s_F.data.fill_(-2)                       # flat: sampling finds other tokens
-        found = model.generate(tokens, n)
-        return torch.tensor(max(lengths[len(model.layers) :])) if counted else found
-
     t = some_tokens(2, 6)
-    check("generate", call, a_model, case(t, 7, False),
-          case(t, 7, True, hint="after the prompt only one token at a time goes through the "
-               "layers"))
+    check("generate", case(t, 7, False), case(t, 7, True, hint="after the prompt only one token at "
+                                              "a time goes through the layers"))
 
 
 # ------------------------------------------------------------------------- the whole model
-
-def whole(theirs):
-    """Your whole model with the parameters of multiscreen.py's, and without your `initialize`."""
-    file = grade.load("part2_model")
-
-    class Blank(file.Multiscreen):
-        def initialize(self):
-            pass
-
-    model = Blank(theirs.config)
-    right = {name for name, _ in theirs.named_parameters()}
-    others = [name for name, _ in model.named_parameters() if name not in right]
-    if others:
-        grade.fail(f"your model has parameters that the stubs have not, {', '.join(others)}: keep "
-                   "to theirs. Eq. 3, too, has the matrix W_E")
-    model.load_state_dict(theirs.state_dict())
-    return model
-
 
 def trained():
     """The repository's model for retrieval, after training."""
@@ -750,39 +881,31 @@ def trained():
     return model
 
 
-def check_whole(name, call, theirs, *cases):
-    """Grade call(inputs of a case, model) of your whole model."""
-    def f(*inputs):
-        return call(*inputs, whole(theirs))
+def check_whole(name, theirs, *cases):
+    """Grade a call of your whole model beside that of a model of multiscreen.py."""
+    def right(config, weights, *inputs):
+        return drive.WHOLE[name](lambda config, weights: copy.deepcopy(theirs), config, weights,
+                                 *inputs)
 
-    def right(*inputs):
-        return call(*inputs, theirs)
-
-    right.__name__, right.__wrapped__ = name, call
-    grade.grade(f, right, cases)
+    first = (dataclasses.asdict(theirs.config), dict(theirs.state_dict()))
+    for n, one in enumerate(cases):
+        cases[n].inputs = first + one.inputs
+    return grade.Exercise("part2_model", name, right, given=grade.before("KeyCache"),
+                          driver="drive", names=names_of(drive.WHOLE[name])).grade(*cases)
 
 
 def test_model():
-    def logits(tokens, model):
-        return model(tokens).detach()
-
-    def change_before(tokens, j, model):
-        """How the logits before position j change if token j changes."""
-        other = tokens.clone()
-        other[:, j] = (other[:, j] + 1) % SIZES["vocab_size"]
-        return (model(other) - model(tokens))[:, :j].abs().max().detach()
-
-    model, t = a_model({}), some_tokens(2, 30)
-    check_whole("the whole model", logits, model,
+    model, t = drive.a_model({}), some_tokens(2, 30)
+    check_whole("the whole model", model,
                 case(t, tolerance=1e-4, hint="the logits are wrong: do 2.1 to 2.7 pass?"))
-    check_whole("the change of earlier logits", change_before, model,
+    check_whole("the change of earlier logits", model,
                 *[case(t, j, hint=f"token {j} changed, and a logit before it, too: the model sees "
                        "the future") for j in (7, 29)])
-    check_whole("generate", lambda t, n, model: model.generate(t, n), model,
+    check_whole("generate with your own cache", model,
                 case(t[:, :6], 7, hint="generate with your own cache and layers: do 2.3, 2.4, "
                      "2.9 and 2.10 pass?"))
     tokens = torch.randint(256, (1, 200), generator=random(2))
-    check_whole("the whole model with trained weights", logits, trained(),
+    check_whole("the whole model with trained weights", trained(),
                 case(tokens, tolerance=1e-3, hint="the logits are right, but not with trained "
                      "weights: is something rounded?"))
 
@@ -795,35 +918,17 @@ def test_training():
         theirs = ms.Multiscreen(config)
     text = torch.randint(30, (60,), generator=random(1)).repeat(20)      # a text to memorize
     names = tuple(f"dL/d({name})" for name, _ in theirs.named_parameters())
+    check_whole("the loss", theirs, case(text[:60], outputs=names, tolerance=1e-4,
+                hint="a parameter has a wrong gradient: do 2.1 to 2.9 pass?"))
     losses = []
 
-    def gradients(x, model):
-        model.loss(x[None, :-1], x[None, 1:]).backward()
-        return tuple(torch.zeros_like(p) if p.grad is None else p.grad
-                     for p in model.parameters())
+    def first_three(found):
+        losses.append(found.tolist())
+        return found[:3]
 
-    def train(steps, model):
-        """The losses of the first three of these steps, by the paper's recipe."""
-        g, found = random(0), []
-        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-4, betas=(0.9, 0.95),
-                                      weight_decay=0)
-        warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.02, total_iters=50)
-        for _ in range(steps):
-            starts = torch.randint(len(text) - 32, (4,), generator=g).tolist()
-            x = torch.stack([text[n : n + 33] for n in starts])
-            loss = model.loss(x[:, :-1], x[:, 1:])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            warmup.step()
-            found.append(loss.item())
-        losses.append(found)
-        return torch.tensor(found[:3])
-
-    check_whole("the loss", gradients, theirs, case(text[:60], outputs=names, tolerance=1e-4,
-                hint="a parameter has a wrong gradient: do 2.1 to 2.9 pass?"))
-    check_whole("training", train, theirs, case(100, tolerance=1e-3, hint="the losses of the first "
-                "three steps differ: do 2.1 to 2.8 pass?"))
+    check_whole("training", theirs, case(text, 100, tolerance=1e-3, gradients=False,
+                through=first_three, hint="the losses of the first three steps differ: do 2.1 to "
+                "2.8 pass?"))
     found, right = losses
     print("\n step   yours  theirs")
     for step in (0, 1, 2, 4, *range(9, 100, 10)):

@@ -1,9 +1,9 @@
 """Part 3: each formula beside autograd in float64, and the typical mistakes of each function."""
+import inspect
 import math
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+import torch.nn.functional as F
 
 import multiscreen as ms
 from course.exercises import grade
@@ -145,6 +145,34 @@ def last_of_keys(q, k, v, w, r, dh, i0=0, size=16):
             *gradients(q, k, v, w, r, dh, i0)[1:])
 
 
+def changed_result(n, x, *inputs):
+    """The right gradients with x in the place of the n-th."""
+    found = list(gradients(*inputs))
+    found[n] = x
+    return found
+
+
+def overwritten(n, q, k, v, w, r, dh, i0=0, size=16):
+    """dk or dv (the n-th gradient) if each block of keys holds what the last queries added."""
+    found = torch.zeros_like((k, v)[n - 1])
+    for a in range(0, len(q), size):
+        start = max(i0 + a - math.ceil(min(w.item(), 1e6)) + 1, 0) // size * size
+        for b in range(start, min(i0 + min(a + size, len(q)), len(k)), size):
+            mask = torch.zeros(len(q), len(k), dtype=q.dtype)
+            mask[a : a + size, b : b + size] = 1
+            found[b : b + size] = of_pairs(mask, q, k.nan_to_num(), v.nan_to_num(), w, r, dh,
+                                           i0)[n][b : b + size]
+    return found
+
+
+def of_last_block(q, k, v, w, r, dh, i0=0, size=16):
+    """The gradients by the last block of queries and keys alone."""
+    mask = torch.zeros(len(q), len(k), dtype=q.dtype)
+    a = (len(q) - 1) // size * size
+    mask[a:, (min(i0 + len(q), len(k)) - 1) // size * size :] = 1
+    return of_pairs(mask, q, k.nan_to_num(), v.nan_to_num(), w, r, dh, i0)
+
+
 OUTSIDE = ("blocks outside the window were read, where there is NaN: the queries at i .. last see "
            "the keys max(i - ceil(w) + 1, 0) .. min(last, S - 1)")
 ABSOLUTE = "d is j - i, negative in the past: it is no absolute value"
@@ -165,8 +193,8 @@ MISTAKES = {
          "negative in the past"),
         (lambda *inputs: (*pairs(*inputs)[:2], pairs(*inputs)[2].abs()), ABSOLUTE),
         (wrong_pairs(d=lambda i, j: (j - i[:, None]).abs()), ABSOLUTE),
-        (wrong_pairs(m=in_float32), "math.pi * d is float32 for integers d: math.pi * (d / w) has "
-         "the dtype of w"),
+        *[(wrong_pairs(m=m), "math.pi * d is float32 for integers d: math.pi * (d / w) has "
+           "the dtype of w") for m in (in_float32, lambda d, w: in_float32(d, w).double())],
         (swapped, "return z, m, d: z and m are swapped"),
         (wrong_pairs(z=lambda s, r: 1 - (1 - s) / r), "z is at least 0: the max of Trim is "
          "missing"),
@@ -182,20 +210,53 @@ MISTAKES = {
          "key is missing: d <= 0"),
         (wrong_pairs(m=lambda d, w: torch.where(ms.softmask(d, w) > 0, cosine(d, w) + 0.5, 0.0)),
          "the 1/2 multiplies the 1, too: m = (cos + 1)/2"),
+        *[(wrong_pairs(m=lambda d, w, f=f: torch.where(ms.softmask(d, w) > 0, f(d, w), 0.0).double(
+            )), "inside the window m falls from 1 to 0 as a cosine: this is another curve")
+          for f in (lambda d, w: d / w + 1, lambda d, w: (d / w).exp(), lambda d, w: d / d + 1.0,
+                    lambda d, w: torch.ones_like(d / w), lambda d, w: torch.cos(d / w) / 2 + 0.5)],
+        (wrong_pairs(m=lambda d, w: 2 * ms.softmask(d, w)), "the 1/2 is missing: m = (cos + 1)/2"),
+        (wrong_pairs(z=lambda s, r: (1 - (1 - s) * r).relu()), "1 - s must be divided by r, not "
+         "multiplied by it"),
+        (wrong_pairs(z=lambda s, r: (s - (1 - r)).relu()), "what is above the threshold 1 - r must "
+         "be divided by r, the width"),
+        (wrong_pairs(z=lambda s, r: (s - r).relu()), "r is the width, and 1 - r the threshold"),
         (wrong_pairs(m=lambda d, w: torch.where(d <= 0, cosine(d, w), 0.0)), "m is not 0 at "
          "distance w and beyond")],
     "dv_block": [
         (lambda z, m, dh: (z * m).T @ dh, "alpha_d is z^2 m: the square is missing"),
         (lambda z, m, dh: (z * m).square().T @ dh, "m is squared, too: alpha_d = z^2 m"),
+        (lambda z, m, dh: (z * m.square()).T @ dh, "the square belongs to z: alpha_d = z^2 m"),
+        (lambda z, m, dh: m.T @ dh, "z is missing: alpha_d = z^2 m"),
+        (lambda z, m, dh: z.T @ dh, "the square and m are missing: alpha_d = z^2 m"),
         (lambda z, m, dh: z.square().T @ dh, "m is missing: alpha_d = z^2 m"),
         (lambda z, m, dh: 2 * (z.square() * m).T @ dh, "h is linear in v: there is no 2"),
+        (lambda z, m, dh: 2 * (z * m).T @ dh, "this is the slope with z: alpha_d = z^2 m"),
+        (lambda z, m, dh: (2 * z * m).T @ dh / 2 + z.T @ dh, "alpha_d is the product z^2 m"),
+        (lambda z, m, dh: F.normalize(z.square() * m, p=1, dim=1).T @ dh, "nothing competes: do "
+         "not divide by the sum of a row"),
+        (lambda z, m, dh: (z.square() * m).T @ dh / len(z), "a gradient is a sum over the queries, "
+         "no mean"),
         (lambda z, m, dh: (z.square() * m) @ dh, "transpose alpha_d: a row of it is a query, and a "
          "row of dv is a key")],
     "dz_block": [
         (lambda z, m, v, dh: z * m * (dh @ v.T), "the 2 of the square's derivative is missing"),
         (lambda z, m, v, dh: 2 * z * (dh @ v.T), "m is missing: the slope of z^2 m is 2 z m"),
+        (lambda z, m, v, dh: 2 * (z > 0) * m * (dh @ v.T), "z is missing: the slope of z^2 m is "
+         "2 z m"),
+        (lambda z, m, v, dh: m * (dh @ v.T), "2 z is missing: the slope of z^2 m is 2 z m"),
+        (lambda z, m, v, dh: z * (dh @ v.T), "2 and m are missing: the slope of z^2 m is 2 z m"),
+        (lambda z, m, v, dh: z.square() * (dh @ v.T), "this is dL/dm: the slope of z^2 m with z is "
+         "2 z m"),
         (lambda z, m, v, dh: 2 * m * (dh @ v.T), "z is missing: the slope of z^2 m is 2 z m"),
         (lambda z, m, v, dh: dh @ v.T, "this is dL/d(alpha_d): multiply it by the slope of z^2 m"),
+        (lambda z, m, v, dh: 2 * z * m, "dh . v is missing: dL/d(alpha_d) = dh . v"),
+        (lambda z, m, v, dh: 2 * z * m * (dh @ v.T).sum(1, keepdim=True), "dh . v belongs to each "
+         "pair: sum nothing over a row"),
+        (lambda z, m, v, dh: 3 * z.square() * m * (dh @ v.T), "the slope of z^2 m is 2 z m, not "
+         "3 z^2 m"),
+        (lambda z, m, v, dh: 2 * z.square() * m * (dh @ v.T), "the slope of z^2 m is 2 z m, not "
+         "2 z^2 m"),
+        (lambda z, m, v, dh: -2 * z * m * (dh @ v.T), "the sign: alpha_d grows with z"),
         (lambda z, m, v, dh: z.square() * m * (dh @ v.T), "this is alpha_d (dh . v): take the "
          "slope of z^2 m, 2 z m"),
         *[(lambda z, m, v, dh, slope=slope: slope(z, m) * ((dh @ v.T) - (
@@ -213,6 +274,9 @@ MISTAKES = {
         (lambda dz, k, r: dz @ k / r / k.shape[1] ** 0.5, DIVIDED),
         (lambda dz, k, r: -dz @ k / r, "the sign: z grows with s"),
         (lambda dz, k, r: 2 * dz @ k / r, "a 2 too many: dz has it already"),
+        (lambda dz, k, r: dz.sum(1, keepdim=True) * k.sum(0) / r, "the sum is over the products "
+         "dz_ij k_j: dz @ k"),
+        (lambda dz, k, r: dz @ k / r / len(k), "a gradient is a sum over the keys, no mean"),
         (lambda dz, k, r: dz.T @ k / r, "dz is (I, J): dq sums over the keys, dz @ k")],
     "dk_block": [
         (lambda dz, q, r: dz.T @ q, "1/r is missing: dz/ds = 1/r"),
@@ -221,6 +285,7 @@ MISTAKES = {
         (lambda dz, q, r: dz.T @ q / r / q.shape[1] ** 0.5, DIVIDED),
         (lambda dz, q, r: -dz.T @ q / r, "the sign: z grows with s"),
         (lambda dz, q, r: 2 * dz.T @ q / r, "a 2 too many: dz has it already"),
+        (lambda dz, q, r: dz.T @ q / r / len(q), "a gradient is a sum over the queries, no mean"),
         (lambda dz, q, r: dz @ q / r, "transpose dz: dk sums over the queries, dz.T @ q")],
     "dr_block": [
         (lambda dz, z, r: -(dz * (1 - z)).sum() / r, "the sign: a wider r accepts more, so z grows "
@@ -229,12 +294,25 @@ MISTAKES = {
         (lambda dz, z, r: (dz * (1 - z)).sum() / r**2, "divided by r once too often: 1 - z is "
          "(1 - s)/r, so dz/dr = (1 - z)/r"),
         (lambda dz, z, r: (dz * z).sum() / r, "dz/dr is (1 - z)/r, not z/r"),
+        (lambda dz, z, r: -(dz * (1 - z)).sum() / r**2, "the sign: a wider r accepts more, and "
+         "divided by r once too often: dz/dr = (1 - z)/r"),
+        (lambda dz, z, r: -dz.sum() / r, "the sign: dz/dr is (1 - z)/r"),
+        (lambda dz, z, r: -(dz * z).sum() / r, "dz/dr is (1 - z)/r, not -z/r"),
+        (lambda dz, z, r: (dz * (1 - z)).sum() * r, "divide by r: dz/dr = (1 - z)/r"),
+        (lambda dz, z, r: (dz * (1 - z.square())).sum() / r, "z is not squared here: dz/dr = (1 - "
+         "z)/r"),
+        (lambda dz, z, r: (dz * z * (1 - z)).sum() / r, "a z too many: dz/dr = (1 - z)/r"),
+        (lambda dz, z, r: (dz * (1 - z) * (z > 0)).mean(1).sum() / r, "a gradient is the sum over "
+         "the pairs, not their mean"),
+        (lambda dz, z, r: (dz * (1 - z)).sum(1) / r, "sum over the pairs: dL/dr is one number"),
         (lambda dz, z, r: dz.sum() / r, "1 - z is missing: dz/dr is (1 - z)/r"),
         (lambda dz, z, r: dz * (1 - z) / r, "sum over the pairs: dL/dr is one number"),
         (lambda dz, z, r: (dz * (1 - z)).mean() / r, "a gradient is the sum over the pairs, not "
          "their mean")],
     "dw_block": [
         (lambda *x: -dw_block(*x), "the sign: a wider window lets more through"),
+        (lambda z, *x: dw_block(z, *x) / z.numel(), "a gradient is the sum over the pairs, not "
+         "their mean"),
         (lambda *x: 2 * dw_block(*x), "the 1/2 of Softmask is missing: m = (cos(pi d/w) + 1)/2"),
         (wrong_dw(lambda z, m, dy, d, angle, w:
                   z.square() * dy * torch.sin(angle) * math.pi * d / (2 * w**2)), "outside the "
@@ -245,6 +323,18 @@ MISTAKES = {
         (wrong_dw(lambda z, m, dy, d, angle, w:
                   z.square() * (m > 0) * dy * torch.cos(angle) * math.pi * d / (2 * w**2)), "the "
          "slope of cos is -sin, not cos"),
+        (wrong_dw(lambda z, m, dy, d, angle, w:
+                  z.square() * m * dy * torch.sin(angle) * math.pi * d / (2 * w**2)), "m is no "
+         "factor here: dL/dm = z^2 (dh . v)"),
+        (wrong_dw(lambda z, m, dy, d, angle, w:
+                  z.square() * (m > 0) * dy * torch.sin(angle) * math.pi / (2 * w)), "the slope of "
+         "pi d/w with w is -pi d/w^2, not pi/w"),
+        (wrong_dw(lambda z, m, dy, d, angle, w:
+                  z.square() * (m > 0) * torch.sin(angle) * math.pi * d / (2 * w**2)), "dh . v is "
+         "missing: dL/dm = z^2 (dh . v)"),
+        (wrong_dw(lambda z, m, dy, d, angle, w:
+                  z * (m > 0) * dy * torch.sin(angle) * math.pi * d / (2 * w**2)), "z is squared: "
+         "dL/dm = z^2 (dh . v)"),
         (wrong_dw(lambda z, m, dy, d, angle, w:
                   z.square() * (m > 0) * dy * torch.sin(angle) / 2), "the slope of pi d/w with w "
          "is missing: -pi d/w^2"),
@@ -278,6 +368,11 @@ MISTAKES = {
          "last query sees later keys"),
         (without_the_short_block, "the last block of queries, which is short, is left out"),
         (last_of_keys, "dq[rows] is overwritten by each block: add to it, with +="),
+        *[(lambda *x, n=n, name=name: changed_result(n, overwritten(n, *x), *x), f"{name} of a "
+           "block of keys is overwritten by each block of queries: add to it, with +=")
+          for n, name in ((1, "dk"), (2, "dv"))],
+        *[(lambda *x, n=n: changed_result(n, of_last_block(*x)[n], *x), f"{name} is that of the "
+           "last block alone: add up, with +=") for n, name in ((3, "dw"), (4, "dr"))],
         (lambda *x: of_pairs(1.0, *x[:7]), OUTSIDE)],
 }
 
@@ -298,17 +393,23 @@ HINTS = {
 
 # ------------------------------------------------------------------------------------ the tests
 
-def yours(name):
-    """Your function, or in the course's own tests a wrong one."""
-    return grade.yours("part3_derivative", name, RIGHT)
+def given():
+    """What `gradients` may use: the right functions of all other exercises, as a text."""
+    blocks = (gradient, pairs, dv_block, dz_block, dq_block, dk_block, dr_block, dw_block)
+    return "\n\n".join([grade.before("relevance"), "import sys\nms = sys.modules[__name__]",
+                        *map(inspect.getsource, blocks)])
 
 
 def check(name, *cases):
-    grade.grade(yours(name), RIGHT[name], cases, MISTAKES[name], HINTS[name])
+    exercise = grade.Exercise("part3_derivative", name, RIGHT[name], MISTAKES[name], HINTS[name])
+    if name == "gradients":
+        exercise.driver, exercise.given = "drive", given()
+        exercise.replaced = [other for other in RIGHT if other != name]
+    exercise.grade(*cases)
 
 
 def case(*inputs, **options):
-    return grade.Case(inputs, tolerance=1e-6, gradients=False, **options)
+    return grade.Case(inputs, tolerance=1e-9, gradients=False, **options)
 
 
 def some_block(w=9.0, r=0.3, I=12, J=10, first=8):  # noqa: E741
@@ -391,26 +492,7 @@ def test_gradients():
     q, k, v, dh, w, r, _, _ = some_block(10.0, I=10, J=90)
     for x in (k, v):
         x[:25] = x[76:] = torch.nan
-    check("gradients", *cases, case(q, k, v, w, r, dh, 50, 16, outputs=GRADIENTS,
-                                   hint_at_nan=OUTSIDE))
-    check_largest_tensor(yours("gradients"))
-
-
-def check_largest_tensor(f, T=96):
-    """Refuse `gradients` that have a tensor with a number for each query and key."""
-    class Watch(TorchDispatchMode):
-        """Looks at all tensors that PyTorch's functions return."""
-        largest = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            out = function(*args, **(kwargs or {}))
-            sizes = [x.numel() for x in tree_leaves(out) if torch.is_tensor(x)]
-            self.largest = max([self.largest, *sizes])
-            return out
-
-    q, k, v, dh, w, r, _, _ = some_block(17.0, I=T, J=T)
-    with Watch() as watch:
-        f(q, k, v, w, r, dh)
-    if watch.largest >= T * T:
-        grade.fail(f"for {T} queries and {T} keys there is a tensor of {watch.largest} numbers: "
-                   "compute block by block, without a T x S tensor")
+    cases.append(case(q, k, v, w, r, dh, 50, 16, outputs=GRADIENTS, hint_at_nan=OUTSIDE))
+    # Here drive.py looks at the memory, too.
+    q, k, v, dh, w, r, _, _ = some_block(17.0, I=96, J=96)
+    check("gradients", *cases, case(q, k, v, w, r, dh, 0, 16, outputs=GRADIENTS))

@@ -2,7 +2,6 @@
 
 Mistakes are written in PyTorch: your kernel's results tell which of them it makes.
 """
-import ast
 import math
 import os
 
@@ -16,12 +15,11 @@ if os.environ["TRITON_INTERPRET"] != "1":
                 allow_module_level=True)
 
 import multiscreen as ms  # noqa: E402
-from course.exercises import grade, launch  # noqa: E402
+from course.exercises import grade  # noqa: E402
 from course.exercises.grade import correlated, random  # noqa: E402
+from course.exercises.launch import visited  # noqa: E402
 
 INF = math.inf
-KERNELS = {"similarity_kernel": launch.similarities, "relevance_kernel": launch.relevances,
-           "bounds_kernel": launch.bounds, "forward_kernel": launch.forward, "dq_kernel": launch.dq}
 
 
 # ------------------------------------------------- the right results, and wrong ones in PyTorch
@@ -71,19 +69,11 @@ def in_sight(i, last, w, S, BJ):
     return lo, (end if first < end else lo)
 
 
-def visits(lo, hi, S, BJ):
-    """How often `for j0 in range(lo, hi, BJ)` visits each key, and places behind the last one."""
-    found = torch.zeros(S + 4 * BJ, dtype=torch.int32)
-    for j0 in range(max(lo, 0), min(hi, S + 3 * BJ), BJ):
-        found[j0 : j0 + BJ] += 1
-    return found
-
-
 def looping(rule, first=lambda t0: t0, last=lambda t0, T, BI: min(t0 + BI, T) - 1, sign=1):
     """The visits of all blocks of queries, (blocks, keys), by a rule like `in_sight`."""
     def bounds_kernel(T, S, w, i0, BI, BJ):
-        return torch.stack([visits(*rule(sign * i0 + first(t0), sign * i0 + last(t0, T, BI),
-                                         w.item(), S, BJ), S, BJ) for t0 in range(0, T, BI)])
+        return torch.stack([visited(*rule(sign * i0 + first(t0), sign * i0 + last(t0, T, BI),
+                                          w.item(), S, BJ), S, BJ) for t0 in range(0, T, BI)])
     return bounds_kernel
 
 
@@ -179,9 +169,39 @@ OF_ALPHA = [
     ({"m": lambda d, w: torch.where(ms.softmask(d, w) > 0, cosine(d, w) + 0.5, 0.0)}, "the 1/2 "
      "multiplies the 1, too: m = (cos + 1)/2"),
     ({"m": lambda d, w: 2 * ms.softmask(d, w)}, "Softmask lacks its 1/2: m = (cos(pi d/w) + 1)/2"),
+    *[({"m": lambda d, w, f=f: torch.where(ms.softmask(d, w) > 0, f(d, w), 0.0)}, "inside the "
+       "window m falls from 1 to 0 as a cosine: this is another curve")
+      for f in (lambda d, w: 1 + d / w, lambda d, w: (d / w).exp(), lambda d, w: 1.0 + 0 * d)],
+    ({"m": lambda d, w: torch.where(d <= 0, (d / w).exp(), 0.0)}, "this is an exponential, as with "
+     "ALiBi: m falls from 1 to 0 as a cosine, and is 0 at distance w and beyond"),
+    ({"m": lambda d, w: torch.where(ms.softmask(d, w) > 0, 0.5 * (torch.sin(math.pi * (d / w)) + 1),
+                                    0.0)}, "this is a sine: m = (cos(pi d/w) + 1)/2"),
+    ({"z": lambda s, r: (1 - s / r).relu()}, "Trim compares 1 - s with r, not s"),
+    ({"z": lambda s, r: torch.sigmoid((s - (1 - r)) / r)}, "this is a sigmoid, which never is 0: "
+     "z = max(1 - (1 - s)/r, 0)"),
+    ({"m": lambda d, w: 1.0 + 0 * d}, "Softmask is missing: alpha_d = z^2 m"),
+    ({"m": lambda d, w: 1.0 * (d <= 0)}, "a causal mask is not enough: m also falls with the "
+     "distance, and ends at w"),
+    ({"m": lambda d, w: torch.where(ms.softmask(d, w) > 0, cosine(d / math.pi, w), 0.0)}, "the "
+     "cosine lacks pi"),
+    ({"m": lambda d, w: torch.where(ms.softmask(d, w) > 0, cosine(2 * d, w), 0.0)}, "the cosine "
+     "takes pi d/w, not 2 pi d/w"),
+    ({"m": lambda d, w: torch.where(ms.softmask(d, w) > 0, cosine(d, w), 1.0)}, "outside the "
+     "window m is 0, not 1"),
+    ({"m": lambda d, w: torch.where(ms.softmask(d, w) > 0, cosine(d, w.floor()), 0.0)}, "w is a "
+     "real number: round nothing"),
+    ({"m": lambda d, w: ms.softmask(d, w.floor())}, "w is a real number: round nothing"),
+    ({"m": lambda d, w: torch.where(ms.softmask(d, w) > 0, cosine(d, w).square(), 0.0)}, "m is "
+     "squared: only z is"),
+    ({"z": lambda s, r: s.relu()}, "Trim is missing: z = max(1 - (1 - s)/r, 0)"),
+    ({"z": lambda s, r: s}, "Trim is missing: z = max(1 - (1 - s)/r, 0)"),
+    ({"z": lambda s, r: s.softmax(-1)}, "this is a softmax: z = max(1 - (1 - s)/r, 0)"),
+    ({"z": lambda s, r: (s - r).relu()}, "r is the width, and 1 - r the threshold"),
     ({"z": lambda s, r: 1 - (1 - s) / r}, "the max of Trim is missing: z is at least 0"),
     ({"z": lambda s, r: (1 - (1 - s) * r).relu()}, "1 - s must be divided by r, not multiplied "
      "by it")]
+NOT_DIVIDED = ({"z": lambda s, r: (s - (1 - r)).relu()}, "what is above the threshold 1 - r must "
+               "be divided by r, the width")
 NO_SQUARE = "the square of Trim is missing: alpha_d = z^2 m"
 
 # {kernel: [(a wrong one in PyTorch, what to say to those who have its results)]}
@@ -193,13 +213,26 @@ MISTAKES = {
          "keys: they begin at program_id(1) * BJ"),
         (lambda q, k, BI, BJ: q @ torch.where(torch.arange(len(k))[:, None] < len(q), k, 0.0).T,
          "the keys have S rows: load rows < S, not rows < T"),
+        (lambda q, k, BI, BJ: (q @ k.T).exp(), "this is e^s: the similarity is q . k itself"),
+        (lambda q, k, BI, BJ: (q @ k.T).softmax(-1), "this is a softmax: the similarity is q . k "
+         "itself"),
+        (lambda q, k, BI, BJ: -(q @ k.T), "the sign: the similarity is q . k"),
+        (lambda q, k, BI, BJ: 1 - q @ k.T, "this is a distance: the similarity is q . k"),
         (lambda q, k, BI, BJ: q @ k.T / q.shape[1] ** 0.5, DIVIDED)],
     "relevance_kernel": [
-        *((wrong(**steps), cause) for steps, cause in OF_ALPHA),
+        *((wrong(**steps), cause) for steps, cause in [*OF_ALPHA, NOT_DIVIDED]),
+        (wrong(alpha=lambda z, m: z**3 * m), "this is a cube: alpha_d = z^2 m"),
+        (lambda q, k, w, r, *x: relevance_kernel(q, k, w, w, *x), "1 - s is divided by w: W and R "
+         "are swapped"),
+        (wrong(alpha=lambda z, m: z * z + m), "m multiplies: alpha_d = z^2 m"),
+        (wrong(alpha=lambda z, m: F.normalize(z * z * m, p=1, dim=1, eps=1e-9)), "nothing may "
+         "compete: do not divide by the sum of relevances"),
         (wrong(alpha=lambda z, m: z * m), NO_SQUARE)],
     "bounds_kernel": [
         (looping(limits(first=lambda i, last, w: i - math.floor(w) + 1)), f"w is rounded down: "
          f"{SEES}"),
+        (looping(limits(first=lambda i, last, w: i - math.ceil(w) + 2)), f"one key too few at the "
+         f"window's edge: {SEES}"),
         (looping(limits(first=lambda i, last, w: i - math.ceil(w))), f"one key too many at the "
          f"window's edge: {SEES}"),
         (looping(limits(first=lambda i, last, w: last - math.ceil(w) + 1)), f"the first key is "
@@ -222,7 +255,7 @@ MISTAKES = {
         (looping(in_sight, sign=0), "i0 is ignored: query t is at position i0 + t"),
         (looping(without_an_empty_block), "where the block sees no key, lo = hi")],
     "forward_kernel": [
-        *((screened(wrong(**steps)), cause) for steps, cause in OF_ALPHA),
+        *((screened(wrong(**steps)), cause) for steps, cause in [*OF_ALPHA, NOT_DIVIDED]),
         (screened(wrong(alpha=lambda z, m: z * m)), NO_SQUARE),
         (lambda q, k, v, w, r, i0, BI, BJ: relevance_kernel(first_block(q, BI), k.nan_to_num(), w,
          r, i0, BI, BJ) @ v.nan_to_num(), "each program takes the first block of q: it begins at "
@@ -231,6 +264,15 @@ MISTAKES = {
             q, k, w, *x, last_only=True)), "only the last block of keys counts: add up, h += .."),
         (lambda q, k, v, w, r, i0, BI, BJ: F.normalize(of_pairs(q, k, w, r, i0, BI, BJ), p=1, dim=1,
          eps=1e-9) @ v.nan_to_num(), "nothing may compete: do not divide by the sum of relevances"),
+        (screened(wrong(alpha=lambda z, m: z**3 * m)), "this is a cube: alpha_d = z^2 m"),
+        (lambda q, k, v, w, r, *x: forward_kernel(q, k, v, w, w.clamp(max=1e6), *x), "1 - s is "
+         "divided by w: W and R are swapped"),
+        (screened(wrong(alpha=lambda z, m: 2 * z * m)), "this is the slope 2 z m: alpha_d = z^2 m"),
+        (lambda *inputs: forward_kernel(*inputs) / len(inputs[0]), "h is a sum over the keys: "
+         "divide by nothing"),
+        (lambda *inputs: forward_kernel(*inputs) / len(inputs[1]), "h is a sum over the keys: "
+         "divide by nothing"),
+        (lambda *inputs: ms.unit(forward_kernel(*inputs)), "h has no unit length: return the sum"),
         (lambda *inputs: ms.tanh_norm(forward_kernel(*inputs)), "TanhNorm comes later: this kernel "
          "returns h"),
         (lambda q, k, v, w, r, i0, BI, BJ: relevance_kernel(q, k, w, r, i0, BI, BJ) @ v, OUTSIDE)],
@@ -246,8 +288,8 @@ MISTAKES = {
         (slope(lambda z, m, dy: z * m * dy), "the 2 of the square's derivative is missing: "
          "dz = 2 z m (dh . v)"),
         (slope(lambda z, m, dy: z * z * m * dy), "this is alpha_d (dh . v): dz = 2 z m (dh . v)"),
-        (slope(lambda z, m, dy: 2 * z * dy), "m is missing: dz = 2 z m (dh . v)"),
         (slope(lambda z, m, dy: 2 * m * dy), "the factor z is missing: dz = 2 z m (dh . v)"),
+        (slope(lambda z, m, dy: 2 * z * z * m * dy), "z is squared: dz = 2 z m (dh . v)"),
         (slope(lambda z, m, dy: 2 * z * m), "dh . v is missing: dz = 2 z m (dh . v)"),
         (lambda q, k, v, w, r, dh, *x: dq_kernel(q, k, v, w, r, first_block(dh, x[1]), *x), "each "
          "program takes the first block of dh: it begins at program_id(0) * BI"),
@@ -258,50 +300,8 @@ MISTAKES = {
 
 # -------------------------------------------------------------------------------- the tests
 
-def yours(name):
-    """Your kernel as a function of tensors, or in the course's own tests a wrong one."""
-    file = grade.load("part4_kernel")
-    kernel = grade.own(file, "part4_kernel", name)
-    check_source(name)
-
-    def launched(*inputs):
-        return KERNELS[name](kernel, *inputs)
-
-    def visited(T, S, w, i0, BI, BJ):
-        found = launch.bounds(kernel, T, S, w, i0, BI, BJ)
-        if (found < 0).any():
-            grade.fail(f"{named(T, S, i0, w.item(), BI, BJ)}: lo is negative, where there are no "
-                       "keys: the first key is at least 0")
-        return torch.stack([visits(lo, hi, S, BJ) for lo, hi in found.tolist()])
-
-    return visited if name == "bounds_kernel" else launched
-
-
-def check_source(name):
-    """Refuse what works in the interpreter and fails on a GPU, in a kernel and your helpers."""
-    path = grade.FOLDER / "part4_kernel.py"
-    for function in ast.parse(path.read_bytes()).body:
-        if getattr(function, "name", name) in KERNELS and getattr(function, "name", name) != name:
-            continue
-        for node in ast.walk(function):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-                continue
-            call, where = node.func.attr, f"{path.name}, line {node.lineno}: "
-            options = {option.arg: ast.unparse(option.value) for option in node.keywords}
-            if call == "dot" and options.get("input_precision") not in ("'ieee'", '"ieee"'):
-                grade.fail(where + 'tl.dot needs input_precision="ieee": without it a GPU rounds '
-                           "float32 to tf32, which has three digits")
-            if call == "load" and (len(node.args) == 2 or "mask" in options) and (
-                    "other" not in options and len(node.args) < 3):
-                grade.fail(where + "a load with a mask needs other=0.0: where the mask is False, a "
-                           "GPU may load any number")
-            if call.startswith("atomic"):
-                grade.fail(where + "no atomics: OUT does not begin at 0, and another order gives "
-                           "another sum. Sum inside the program, and store once")
-
-
 def check(name, *cases):
-    grade.grade(yours(name), RIGHT[name], cases, MISTAKES[name])
+    grade.Exercise("part4_kernel", name, RIGHT[name], MISTAKES[name], driver="launch").grade(*cases)
 
 
 def case(*inputs, **options):
