@@ -53,7 +53,7 @@ class Config:
             # d_K > 1: MiPE rotates two dimensions. w_th > 1: every window is above 1.
             lowest = {"d_K": 1, "w_th": 1}.get(name, 0)
             if not lowest < value < math.inf:
-                raise ValueError(f"{name} is {value}; expected a number above {lowest}")
+                raise ValueError(f"{name} is {value}; expected a finite number above {lowest}")
 
 
 # ---------------------------------------------------------------------- one screening unit

@@ -84,6 +84,9 @@ def train(args, ckpt=None, stop=()):
         set_moments(model, optimizer, ckpt["optimizer"])
         torch.set_rng_state(ckpt["rng"])               # for layers that draw random numbers
         step, log, data.state = ckpt["step"], ckpt["log"], ckpt["data_state"]
+        if ckpt["finished"] and args.steps <= ckpt["args"]["steps"]:
+            say(f"{args.out} is finished, at step {step}")
+            return True
     say(f"{args.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {device}, "
         f"{args.dtype}; {len(data):,} sequences of {args.seq_len} tokens; steps {step} to "
         f"{args.steps}, each of {args.batch_tokens:,} tokens")
@@ -657,8 +660,8 @@ def get_data(args, tokenizer):
 
 # --resume restores flags that you leave out, except OF_A_COMMAND. You may change those in FREE; the
 # others are the run's recipe. --init restores OF_A_MODEL alone.
-OF_A_COMMAND = ("device", "compile", "out", "resume", "force", "init")
-FREE = (*OF_A_COMMAND, "steps", "batch_size", "log_every", "eval_every", "kernel")
+OF_A_COMMAND = ("device", "out", "resume", "force")
+FREE = (*OF_A_COMMAND, "steps", "batch_size", "log_every", "eval_every", "kernel", "compile")
 OF_A_MODEL = ("model", "tokenizer", *(field.name for field in fields(Config)))
 
 
@@ -776,8 +779,6 @@ def main(argv=None):
         sys.exit(f"error: {typed.out} holds a run: --resume continues it, --force overwrites it, "
                  "another --out begins a new one")
     args = get_args(argv, ckpt)
-    if ckpt and ckpt["finished"] and args.steps <= ckpt["args"]["steps"]:
-        return print(f"{typed.out} is finished, at step {ckpt['step']}")
 
     def note(number, frame):
         """Ask the run to stop. A second time ends the process at once, without a checkpoint."""

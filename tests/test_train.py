@@ -366,6 +366,15 @@ def test_init_takes_the_model_of_a_checkpoint_and_begins_another_run(tmp_path, m
         torch.testing.assert_close(out["weights"][name], W)
 
 
+def test_a_run_that_init_began_goes_on_and_does_not_begin_again(tmp_path):
+    fit(tmp_path / "first", "--steps", "1")
+    flags = ["--init", tmp_path / "first/ckpt.pt", "--resume", "--steps"]
+    whole = fit(tmp_path / "whole", *flags, "4")
+    fit(tmp_path / "out", *flags, "2")
+    (tmp_path / "first/ckpt.pt").unlink()
+    assert_same_weights(fit(tmp_path / "out", *flags, "4"), whole)
+
+
 def test_a_folder_with_a_run_is_refused_without_force(trained, tmp_path, monkeypatch, capsys):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
