@@ -85,9 +85,10 @@ def get_models(args):
             settings = ["initial", "trained-like", "trained-like + SWE"]
         else:
             settings = list(ATTENTION) if args.device == "cuda" else ["flash"]
-        found += [(words, flags, setting, new_model(flags, setting, args)) for setting in settings]
-    for name, _, setting, model in found:
-        print(f"{name}, {setting}: {train.choose_screen(model)}")
+        for setting in settings:
+            model = new_model(flags, setting, args)
+            print(f"{words}, {setting}: {train.choose_screen(model)}")
+            found.append((words, flags, setting, model))
     return found
 
 

@@ -30,7 +30,8 @@ try:
 except ImportError as e:
     sys.exit(f'error: {e}: pip install -e ".[lab]"')
 
-OF_ONE_RUN = {"seed", "out", "resume", "force"}        # flags in which runs of a group may differ
+# Flags in which runs of a group may differ.
+OF_ONE_RUN = {"seed", "out", "resume", "force", "log_every", "eval_every"}
 ROUNDING = 1e-9                                        # relative: a smaller deviation is none
 
 
@@ -69,7 +70,7 @@ def in_words(name, first, test, corrected):
         return f"{name}: no seed that ended is in {first}, too, so there is no pair"
     mean = f"{test['mean']:+.4f} nats per token (pairs: {test['n']})"
     if math.isnan(test["p"]):
-        return f"{name}: {mean}; pairs do not deviate, so there is no interval and no p"
+        return f"{name}: {mean}; an interval and p take two pairs that deviate"
     verdict = f"no difference from {first} is shown"
     if corrected < 0.05:
         verdict = f"the loss is {'lower' if test['mean'] < 0 else 'higher'} than that of {first}"
@@ -111,7 +112,7 @@ def read_run(folder):
     """A run as a dict. One that diverged before its first checkpoint has neither flags nor code."""
     label, seed = split_seed(folder)
     run = {"folder": folder, "label": label, "seed": seed, "diverged": is_diverged(folder),
-           "flags": None, "source": None, "step": None, "weights": None, "loss": None}
+           "flags": None, "source": None, "step": None, "end": None, "weights": None, "loss": None}
     path = folder / "ckpt.pt"
     if run["diverged"] and not path.exists():
         return run
@@ -126,14 +127,19 @@ def read_run(folder):
     if math.isnan(loss) and not run["diverged"]:
         sys.exit(f"error: {folder} has no validation loss at step {ckpt['step']}, where it was "
                  "stopped: train.py --resume continues it")
+    end = f"stopped at step {ckpt['step']}"
+    if ckpt["finished"] or run["diverged"]:
+        end = "finished"                               # a curriculum ends at a step of its own
     return run | {"seed": ckpt["args"]["seed"], "flags": flags, "source": ckpt["source"],
-                  "step": ckpt["step"], "loss": loss,
+                  "step": ckpt["step"], "loss": loss, "end": end,
                   "weights": sum(p.numel() for p in ckpt["weights"].values())}
 
 
 def differences(one, other):
-    """Lines that say in which flags and lines of code two runs differ."""
+    """Lines that say in which flags and lines of code two runs differ, and if one was stopped."""
     found = []
+    if one["end"] != other["end"]:
+        found.append(f"{one['end']} | {other['end']}")
     for name in one["flags"] | other["flags"]:
         a, b = one["flags"].get(name), other["flags"].get(name)
         if a != b:
@@ -156,8 +162,6 @@ def require_alike(runs):
             sys.exit(f"error: {one['folder']} and {other['folder']} both have the seed "
                      f"{one['seed']}")
         differ = differences(one, other) if one["flags"] and other["flags"] else []
-        if one["step"] != other["step"] and not (one["diverged"] or other["diverged"]):
-            differ.append(f"step {one['step']} | {other['step']}")
         if differ:
             sys.exit(f"error: {one['folder']} and {other['folder']} differ in more than their "
                      "seed, so they have no mean:\n  " + "\n  ".join(differ))
@@ -174,7 +178,7 @@ def compare(names):
         seeds=("seed", list), step=("step", "first"), weights=("weights", "first"),
         val_loss=("loss", "mean"), std=("loss", "std")).reindex(labels)
     summary["diverged"] = table[table.diverged].groupby("label").seed.agg(list)
-    print("Validation loss, nats per token: mean and standard deviation over the seeds\n")
+    print("Validation loss, nats per token: mean and standard deviation over each label's seeds\n")
     print(summary.astype(object).fillna("-").to_string(float_format="{:.5g}".format))
 
     losses = ended.pivot(index="seed", columns="label", values="loss").reindex(columns=labels)

@@ -7,8 +7,9 @@
 All other flags go to train.py: give the original the same ones, unless they are the idea. The
 default is a small model (--psi 6, 1,000 steps of 1,024 tokens): four minutes on two idle cores.
 A name is one code and one list of flags, and its runs are out/idea/NAME-SEED of the current folder.
-Edit nothing until the command ends, because a run stores the code as its files are then. If you
-stop the command, repeat it to go on; what is finished is not trained again.
+Edit nothing until the command ends: each seed stores the files as they are when it begins, but the
+code that trains is that of the command's start. If you stop the command, repeat it to go on; what
+is finished is not trained again.
 """
 import argparse
 import sys
@@ -18,7 +19,8 @@ import train
 from lab.compare import compare
 
 RUNS = Path("out/idea")
-SMALL = ["--psi", "6", "--seq-len", "128", "--steps", "1000", "--warmup", "250"]
+SMALL = ["--model", "multiscreen", "--psi", "6", "--seq-len", "128", "--steps", "1000",
+         "--warmup", "250"]
 ANOTHER_RUN, DIVERGED = 2, 3                           # train.py's exit codes
 
 

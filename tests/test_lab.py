@@ -48,7 +48,8 @@ def message(call, script, *flags):
 SOURCE = {"multiscreen": "r = sigmoid(s_r)\nq = x\n"}
 
 
-def write_run(folder, loss=2.0, step=10, source=SOURCE, diverged=False, last=True, **flags):
+def write_run(folder, loss=2.0, step=10, source=SOURCE, finished=True, diverged=False, last=True,
+              **flags):
     """A folder as train.py leaves it."""
     folder.mkdir(parents=True)
     seed = int(folder.name.rpartition("-")[2])
@@ -58,7 +59,8 @@ def write_run(folder, loss=2.0, step=10, source=SOURCE, diverged=False, last=Tru
     log = "\n".join(rows) + "\n"
     if last:
         torch.save({"args": flags, "config": {}, "source": source, "step": step, "log": log,
-                    "text": "text", "weights": {"W": torch.zeros(3, 4)}}, folder / "ckpt.pt")
+                    "text": "text", "finished": finished, "weights": {"W": torch.zeros(3, 4)}},
+                   folder / "ckpt.pt")
     if diverged:
         log += f"{step + 5}\t2.5\t0\t\n"
     (folder / "log.tsv").write_text(log)
@@ -66,7 +68,8 @@ def write_run(folder, loss=2.0, step=10, source=SOURCE, diverged=False, last=Tru
 
 
 @pytest.mark.parametrize("different, words", [
-    ({"lr": 0.2}, "lr 0.1 | 0.2"), ({"step": 20}, "step 10 | 20"), ({"psi": 4}, "psi None | 4"),
+    ({"lr": 0.2}, "lr 0.1 | 0.2"), ({"psi": 4}, "psi None | 4"),
+    ({"finished": False, "step": 5}, "finished | stopped at step 5"),
     ({"source": {"multiscreen": "r = exp(s_r) + 1\nq = x\n"}}, "+r = exp(s_r) + 1")])
 def test_a_mean_needs_equal_flags_code_and_steps(call, tmp_path, different, words):
     write_run(tmp_path / "a-0")
@@ -74,6 +77,13 @@ def test_a_mean_needs_equal_flags_code_and_steps(call, tmp_path, different, word
     write_run(tmp_path / "a-2", **different)
     said = message(call, compare, "a")
     assert "a-0 and a-2 differ" in said and words in said and "q = x" not in said
+
+
+def test_runs_of_a_curriculum_end_at_steps_of_their_own_and_are_logged_as_often_as_you_like(
+        call, tmp_path):
+    write_run(tmp_path / "a-0")
+    write_run(tmp_path / "a-1", step=20, log_every=5)
+    assert "[0, 1]" in call(compare, "a")
 
 
 def test_a_label_is_no_pattern(call, tmp_path):
@@ -151,9 +161,15 @@ def test_an_idea_is_trained_and_compared(call, tmp_path):
     out = call(idea, *mine)
     assert f"model multiscreen | {__name__}.Doubled" in out and "pairs: 3" in out
 
-    # What is finished is not trained again, and a name has one recipe.
+    # What is finished is not trained again, and a name has one recipe and one code.
     assert "mine-2 is finished, at step 2" in call(idea, *mine)
-    assert "choose another name than mine, or delete" in message(call, idea, *mine, "--lr", "0.5")
+    for flags in ([*mine, "--lr", "0.5"], ["mine", *small]):
+        assert "choose another name than mine, or delete" in message(call, idea, *flags)
+    path = tmp_path / "out/idea/mine-1/ckpt.pt"
+    ckpt = train.read_checkpoint(path)
+    ckpt["source"]["multiscreen"] += "before = the_edit\n"
+    torch.save(ckpt, path)
+    assert "choose another name than mine, or delete" in message(call, idea, *mine)
     out = call(idea, "hot", *small, "--steps", "12", "--lr", "1e12")
     assert "[0, 1, 2]" in next(line for line in out.splitlines() if line.startswith("out/idea/hot"))
 
