@@ -184,9 +184,10 @@ def scale_queries(model, c):
 
 
 def print_means(rows, by, names):
-    """Print the means of some columns by setting and another column."""
+    """Print the means of some columns by setting, log-scale, if any, and another column."""
     rows = pd.DataFrame(rows)
-    print(rows.groupby(["setting", by], sort=False)[list(names)].mean().round(3), "\n")
+    groups = [name for name in ("setting", "log_scale", by) if name in rows]
+    print(rows.groupby(groups, sort=False)[list(names)].mean().round(3), "\n")
 
 
 def main():
