@@ -85,7 +85,7 @@ def train(args, ckpt=None, stop=()):
         torch.set_rng_state(ckpt["rng"])               # for layers that draw random numbers
         step, log, data.state = ckpt["step"], ckpt["log"], ckpt["data_state"]
         if ckpt["finished"] and args.steps <= ckpt["args"]["steps"]:
-            say(f"{args.out} is finished, at step {step}")
+            say(f"{args.out} is finished, at step {step}: a larger --steps continues it")
             return True
     say(f"{args.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {device}, "
         f"{args.dtype}; {len(data):,} sequences of {args.seq_len} tokens; steps {step} to "
@@ -120,8 +120,8 @@ def train(args, ckpt=None, stop=()):
         row["min_left"] = row["ms"] * (args.steps - step) / 60e3
         say("  ".join(f"{name} {x:<7.5g}" for name, x in row.items()))
         if has_diverged(row):
-            print(f"error: training has diverged (a {path} would be older than that): try a "
-                  "smaller --lr, or undo your last edit", file=sys.stderr)
+            print(f"error: training has diverged; {path} was not written again: try a smaller "
+                  "--lr, or undo your last edit", file=sys.stderr)
             sys.exit(3)
         if evaluates or stopped:
             save_checkpoint(path, model, args, step=step, finished=finished, log=log, text=text,
@@ -316,10 +316,10 @@ def read_checkpoint(path, needs=NEEDED):
         if not set(needs) <= set(ckpt):
             raise LookupError
         return ckpt | {"path": str(path)}
-    except OSError as e:
-        sys.exit(f"error: {path}: {e.strerror or 'it cannot be read'}: train a model first, or "
-                 "name its ckpt.pt")
-    except (RuntimeError, ValueError, EOFError, LookupError, TypeError, pickle.UnpicklingError):
+    except FileNotFoundError:
+        sys.exit(f"error: {path} does not exist: train a model first, or name its ckpt.pt")
+    except (OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError,
+            pickle.UnpicklingError):
         sys.exit(f"error: {path} is damaged, or not a checkpoint of train.py")
 
 
@@ -602,7 +602,7 @@ def files_of(names):
     for path in map(Path, names):
         found = [path]
         if path.is_dir():
-            found = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
+            found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
         if not found:
             sys.exit(f"error: {path} has no files {', '.join(SUFFIXES)}: name your files")
         files += found
@@ -624,7 +624,7 @@ def read_file(path, tokenizer):
             return np.memmap(path, dtype, "r")
         content = path.read_bytes()
         if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            sys.exit(f"error: {path} is UTF-16: iconv -f UTF-16 -t UTF-8 makes it UTF-8")
+            sys.exit(f"error: {path} is UTF-16: iconv -f UTF-16 -t UTF-8 FILE > NEW")
         text = content.decode("utf-8-sig")
     except (OSError, ValueError) as e:                 # not UTF-8, or not a whole number of tokens
         sys.exit(f"error: {path}: {getattr(e, 'strerror', None) or e}")

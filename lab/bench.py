@@ -87,7 +87,7 @@ def get_models(args):
             settings = list(ATTENTION) if args.device == "cuda" else ["flash"]
         for setting in settings:
             model = new_model(flags, setting, args)
-            print(f"{words}, {setting}: {train.choose_screen(model)}")
+            print(f"{words}, {setting}: {train.choose_screen(model, flags.kernel)}")
             found.append((words, flags, setting, model))
     return found
 

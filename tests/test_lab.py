@@ -332,7 +332,7 @@ def test_an_empty_file_among_several_is_said(call):
 @pytest.mark.parametrize("content, words", [
     (LINES + b'{"text": "thr', "or is damaged"), (LINES + b'{"url": 1}', "line 3"),
     (LINES + b'{"text": null}', "line 3"), (gzip.compress(LINES)[:-9], "a.json"),
-    (b"", "no document"), (b"\xff\xfe\x00", "a.json")])
+    (b"", "no document"), (b"\xff\xfe\x00", "a.json"), (b"[\n {}]", "one JSON array")])
 def test_a_damaged_file_is_one_line_and_leaves_nothing(call, content, words):
     Path("a.json").write_bytes(content)
     said = message(call, prepare, "tokens", "a.json", "--tokenizer", "bytes")
