@@ -27,6 +27,27 @@ def test_prompts_are_the_authors_bit_for_bit(prompts, digest):
     assert hashlib.sha256("\0".join(prompts).encode()).hexdigest() == digest
 
 
+@pytest.mark.parametrize("depth, before", [(0, 0), (0.1, 6), (0.9, 55), (1, 62)])
+def test_the_needle_comes_after_that_fraction_of_the_other_lines_rounded_down(depth, before):
+    prompt, = abcdigits.generate_by_line_count(64, depth, n_trials=1)
+    lines = prompt.splitlines()
+    assert lines.index(lines[-1]) == before
+
+
+def test_the_shortest_prompt_has_27_lines():
+    """One for each letter, and the needle's again."""
+    prompt, = abcdigits.generate_by_line_count(27, 0.5, n_trials=1)
+    assert len(prompt.splitlines()) == 27
+
+
+def test_a_prompt_is_as_long_in_tokens_as_it_was_asked_for():
+    """By a tokenizer whose tokens have two characters."""
+    pairs = SimpleNamespace(encode_ordinary=lambda text: re.findall("..?", text, re.S))
+    (prompt,), (answer,) = abcdigits.prompts_of(pairs, 600, 0.5, 1, 2)
+    lines = (prompt + answer + "\n").splitlines(keepends=True)
+    assert 600 <= sum(len(pairs.encode_ordinary(line)) for line in lines) <= 603
+
+
 # -------------------------------------------------------------------------------- documents
 
 def documents(part="train", seed=24):
@@ -80,7 +101,8 @@ class Parrot(torch.nn.Module):
 @pytest.mark.parametrize("name", ["bytes", pytest.param("gpt2", marks=no_gpt2)])
 def test_only_the_exact_number_counts(name):
     tokenizer = get_tokenizer(name)
-    texts = [text for n in (40, 41) for text in abcdigits.generate_by_line_count(n, 0.3, 4, 16)]
+    short, long = (abcdigits.generate_by_line_count(n, 0.3, 4, 16) for n in (40, 41))
+    texts = [text for pair in zip(short, long) for text in pair]
     prompts, answers = [t[:-4] for t in texts], [t[-4:] for t in texts]
     asked = [p[-2] for p in prompts]
     model = Parrot(tokenizer, wrong="".join(sorted(set(asked))[:2]))
@@ -90,6 +112,8 @@ def test_only_the_exact_number_counts(name):
     assert sum(B for B, _ in model.batches) == 32
     assert all(B * T <= 1000 for B, T in model.batches)
     assert name == "gpt2" or len(model.batches) <= 12          # equal lengths share a batch
+    # A prompt may be longer than what goes through at once.
+    assert abcdigits.exact_matches(model, tokenizer, prompts, answers, tokens_at_once=9) == right
 
 
 @pytest.fixture
