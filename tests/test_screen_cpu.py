@@ -12,7 +12,17 @@ import multiscreen as ms
 import screening_cpu
 import train
 from multiscreen import KeyCache, Multiscreen
-from test_multiscreen import INF, acceptances, correlated, draw_tokens, random, seeds, small, widths
+from test_multiscreen import (
+    INF,
+    acceptances,
+    assert_a_key_on_the_threshold_contributes_nothing,
+    correlated,
+    draw_tokens,
+    random,
+    seeds,
+    small,
+    widths,
+)
 from tests.helpers import run
 
 NAMES = ("h", "dq", "dk", "dv", "dw", "dr")
@@ -51,6 +61,7 @@ edges = st.one_of(widths, st.sampled_from([16.5, 17.0, 17.2, 31.9, 32.0, 33.0, I
 @example(seed=0, B=2, T=140, i0=0, more=0, w=[16.5, 17.0, 17.2], r=[0.3, 0.5, 1.0])
 @example(seed=1, B=2, T=97, i0=20, more=0, w=[31.9, 32.0, INF], r=[0.3, 0.5, 1.0])
 @example(seed=1, B=1, T=50, i0=3, more=-33, w=[32.0, 1.0, INF], r=[0.3, 0.5, 1.0])
+@example(seed=1, B=1, T=2, i0=99, more=-90, w=[32.0, 1.0, INF], r=[0.3, 0.5, 1.0])
 def test_cpp_equals_the_definition_in_value_and_every_gradient(seed, B, T, i0, more, w, r):
     """Also where there are more keys than i0 + T, or fewer."""
     q, k, v = correlated(seed, B, 3, T, max(i0 + T + more, 1))
@@ -117,6 +128,12 @@ def test_tiles_and_sequences_may_share_keys_values_windows_and_widths():
 def test_what_is_not_float32_goes_to_the_definition(inputs):
     inputs = [x.double() for x in inputs]
     assert torch.equal(screening_cpu.screen(*inputs), ms.screen(*inputs))
+
+
+@pytest.mark.parametrize("s", range(1, 1024, 93))
+def test_a_key_exactly_on_the_threshold_contributes_nothing(s):
+    """(1 - s) / r is exactly 1 there; (1 - s) times 1/r, which is rounded, would often be less."""
+    assert_a_key_on_the_threshold_contributes_nothing(screening_cpu.screen, 1 - s / 1024)
 
 
 @torch.no_grad()
@@ -241,6 +258,8 @@ WRONG = {
     "windows above 1,000 are infinite": (lambda f, q, k, v, w, r, i0: f(
         q, k, v, w.masked_fill(w > 1000, INF), r, i0)),
     "no gradient of r": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r.detach() + 0 * r, i0),
+    "NaN as the gradient of r": lambda f, q, k, v, w, r, i0: (
+        f(q, k, v, w, r, i0) + 0 * (r - r.detach()).sqrt().sum()),
     "NaN becomes 0": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r, i0).nan_to_num(0),
     "NaN reaches other queries": lambda f, q, k, v, w, r, i0: (
         f(q, k, v, w, r, i0) + 0 * q.sum((2, 3), keepdim=True)),
