@@ -864,10 +864,10 @@ def test_expand_windows_frees_the_windows_beyond_the_training_length():
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("screen", [None, alibi])
-def test_relevance_maps_are_the_weights_of_the_models_own_screen(screen):
+@pytest.mark.parametrize("screen, dtype", [(None, None), (None, torch.bfloat16), (alibi, None)])
+def test_relevance_maps_are_the_weights_of_the_models_own_screen(screen, dtype):
     """With d_V = 7 the identity, 40 wide, goes through the screen in six pieces."""
-    model, tokens, given = small(1, moved=True, d_V=7), draw_tokens(2, 40), []
+    model, tokens, given = small(1, moved=True, dtype=dtype, d_V=7), draw_tokens(2, 40), []
     if screen is not None:
         model.screen = screen
 
