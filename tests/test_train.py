@@ -34,6 +34,7 @@ from tests.helpers import (
     write,
 )
 
+SAMPLE = train.sample                                  # tests/conftest.py puts another in its place
 HERE = __name__                                        # what MODULE.NAME calls this file
 
 
@@ -104,7 +105,19 @@ def test_the_validation_loss_is_the_mean_over_sequences_spread_evenly_and_withou
     assert model.training
 
 
-def test_the_speed_is_that_of_the_steps_since_the_last_line(tmp_path, monkeypatch):
+def test_a_sample_is_held_out_text_and_how_the_model_continues_it():
+    class Model(torch.nn.Module):
+        W_E = torch.zeros(1)
+
+        def generate(self, prompt, n, **options):
+            assert not self.training
+            return torch.tensor([[*b"new", 7]])        # 7 is a bell
+
+    data = [np.frombuffer(TEXT.encode(), np.uint8).astype(int)]
+    assert SAMPLE(Model(), data, train.get_tokenizer("bytes")) == TEXT[:32] + "new?"
+
+
+def test_the_speed_is_that_of_the_steps_since_the_last_line(tmp_path, monkeypatch, capsys):
     """An evaluation does not count."""
     clock, step, evaluate = [0.0], torch.optim.AdamW.step, train.evaluate
 
@@ -121,6 +134,8 @@ def test_the_speed_is_that_of_the_steps_since_the_last_line(tmp_path, monkeypatc
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     fit(tmp_path / "out", "--steps", "10", "--log-every", "3", "--eval-every", "5")
     assert {row["ms"] for row in read_table(tmp_path / "out/log.tsv")} == {"60000"}
+    minutes = re.findall(r"min_left (\d+) ", capsys.readouterr().out)
+    assert minutes == ["9", "7", "5", "4", "1", "0"]   # after steps 1, 3, 5, 6, 9 and 10
 
 
 @pytest.mark.slow
@@ -347,7 +362,7 @@ def test_resume_may_change_how_a_run_is_computed_and_keeps_the_tokens_of_a_step(
     fit(tmp_path / "whole", "--steps", "4", "--log-every", "1")
     fit(tmp_path / "out", "--steps", "2", "--log-every", "1")
     ckpt = fit(tmp_path / "out", "--resume", "--steps", "4", "--batch-size", "2", "--log-every",
-               "1", "--eval-every", "3", "--no-compile")
+               "1", "--eval-every", "3", "--no-compile", "--kernel", "auto")
     assert ckpt["args"]["batch_tokens"] == 128
     for a, b in zip(*(read_table(tmp_path / name / "log.tsv") for name in ("out", "whole"))):
         assert float(a["loss"]) == pytest.approx(float(b["loss"]), rel=1e-4)
@@ -408,7 +423,8 @@ def arrays_of(*names, T=4, val=None, tokenizer="bytes"):
 
 
 def test_a_text_is_read_byte_by_byte_and_ends_with_end_of_text(tmp_path):
-    write(tmp_path, {"a.txt": b"one\r\ntwo\rthree\n\x00\xc3\xa9", "b.txt": "held out"})
+    """A byte order mark, with which Windows begins a UTF-8 file, is no part of it."""
+    write(tmp_path, {"a.txt": b"\xef\xbb\xbfone\r\ntwo\rthree\n\x00\xc3\xa9", "b.txt": "held out"})
     tokens, val = arrays_of(tmp_path / "a.txt", val=[str(tmp_path / "b.txt")])
     assert tokens == [*b"one\r\ntwo\rthree\n\x00\xc3\xa9", 256]
     assert val == [*b"held out", 256]
@@ -438,10 +454,11 @@ def test_a_folder_is_its_texts_and_every_twentieth_of_many_is_held_out(tmp_path)
 
 
 def test_of_few_files_the_last_twentieth_of_each_is_held_out(tmp_path):
-    write(tmp_path, {"a.txt": "a" * 999, "b.txt": "b" * 1999})
-    tokens, val = arrays_of(tmp_path / "a.txt", tmp_path / "b.txt")
-    assert tokens == [*b"a" * 950, *b"b" * 1900]
-    assert val == [*b"a" * 49, 256, *b"b" * 99, 256]
+    """But at least one sequence, T inputs and their targets; of a shorter file, half."""
+    write(tmp_path, {"a.txt": "a" * 999, "b.txt": "b" * 1999, "c.txt": "c" * 59, "d.txt": "d" * 7})
+    tokens, val = arrays_of(*(tmp_path / f"{name}.txt" for name in "abcd"))
+    assert tokens == [*b"a" * 950, *b"b" * 1900, *b"c" * 55, *b"d" * 4]
+    assert val == [*b"a" * 49, 256, *b"b" * 99, 256, *b"c" * 4, 256, *b"d" * 3, 256]
 
 
 class Large:
@@ -471,7 +488,8 @@ def test_sequences_cover_the_text_without_replacement_in_an_order_of_the_seed():
         return train.Text([np.arange(60), np.arange(60, 109)], args, 257)
 
     data = text(0)
-    assert len(data) == 27
+    assert len(data) == 27                             # of 27 x 4 + 1 tokens; one less is too few
+    assert len(train.Text([np.arange(108)], SimpleNamespace(seq_len=4, seed=0), 257)) == 26
     assert [data[n].tolist() for n in (0, 26)] == [[0, 1, 2, 3, 4], [104, 105, 106, 107, 108]]
     drawn = [[int(data.draw(n)[0]) for n in range(27 * epoch, 27 * epoch + 27)]
              for epoch in (0, 1)]
@@ -479,6 +497,15 @@ def test_sequences_cover_the_text_without_replacement_in_an_order_of_the_seed():
     assert drawn[0] != drawn[1]
     assert int(text(0).draw(30)[0]) == drawn[1][3]     # whatever was drawn before
     assert [int(text(1).draw(n)[0]) for n in range(27)] != drawn[0]
+
+
+def test_sequences_come_from_each_text_and_each_bin_file(tmp_path):
+    numbers = np.arange(40, dtype="<u2")
+    write(tmp_path, {"a.bin": numbers[:10], "b.txt": b"text", "c.bin": numbers[20:32]})
+    names = [str(tmp_path / name) for name in ("a.bin", "b.txt", "c.bin")]
+    args = SimpleNamespace(data=names, val=names, seq_len=4, seed=0)
+    data, _ = train.get_data(args, train.get_tokenizer("bytes"))
+    assert [int(data[n][0]) for n in range(len(data))] == [ord("t"), 0, 4, 20, 24]
 
 
 def test_data_is_found_from_another_folder(tmp_path, monkeypatch):
@@ -555,6 +582,12 @@ def test_weights_that_give_no_finite_validation_loss_are_a_divergence(tmp_path):
     assert not (tmp_path / "out/ckpt.pt").exists()
 
 
+def test_a_gradient_of_zero_is_a_divergence():
+    """No step changes a model whose gradients all vanish."""
+    assert not train.has_diverged({"loss": 1.0, "grad_norm": 1e-30})
+    assert train.has_diverged({"loss": 1.0, "grad_norm": 0.0})
+
+
 @pytest.mark.parametrize("name, size", [("ckpt.pt", 9000), ("log.tsv", 80)])
 def test_a_full_disk_names_the_file_and_leaves_what_was_there(tmp_path, capsys, name, size):
     out = tmp_path / "out"
@@ -604,8 +637,10 @@ def test_code_that_was_edited_since_is_named(trained, tmp_path, capsys):
 
 def test_a_checkpoint_has_the_code_that_was_trained_though_it_was_edited_since(
         tmp_path, monkeypatch):
-    write(tmp_path, {"layers_of_mine.py": "from multiscreen import GatedScreeningTiles as Tiles\n"
-                                          "class Mine(Tiles): pass\n"})
+    write(tmp_path, {"base_of_mine.py": "from multiscreen import GatedScreeningTiles as Tiles\n"
+                                        "class Base(Tiles): pass\n",
+                     "layers_of_mine.py": "from base_of_mine import Base\n"
+                                          "class Mine(Base): pass\n"})
     monkeypatch.syspath_prepend(tmp_path)
 
     def observe(self, loss):
@@ -615,6 +650,7 @@ def test_a_checkpoint_has_the_code_that_was_trained_though_it_was_edited_since(
     monkeypatch.setattr(train.Text, "observe", observe)
     ckpt = fit(tmp_path / "out", "--steps", "1", "--model", "layers_of_mine.Mine")
     assert ckpt["source"]["layers_of_mine"].endswith("pass\n")
+    assert ckpt["source"]["base_of_mine"].endswith("pass\n")
 
 
 def test_the_bundled_models_answer():
@@ -708,7 +744,8 @@ def smoothed(config, dtype):
     ("multiscreen", None), (f"{HERE}.Noisy", None), (f"{HERE}.Keeps", None),
     (f"{HERE}.Leaks", "later tokens"), (f"{HERE}.smoothed", "not the cross-entropy")])
 def test_a_model_is_tried_before_the_first_step(tmp_path, capsys, name, says):
-    fit(tmp_path / "out", "--steps", "1", "--model", name)
+    """Of 128 random tokens and 128 new ones some are equal by chance, after others that differ."""
+    fit(tmp_path / "out", "--steps", "1", "--model", name, "--seq-len", "128")
     lines = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     assert len(lines) == (says is not None)
     assert says is None or says in lines[0]
