@@ -136,6 +136,22 @@ def test_a_key_exactly_on_the_threshold_contributes_nothing(s):
     assert_a_key_on_the_threshold_contributes_nothing(screening_cpu.screen, 1 - s / 1024)
 
 
+def test_torch_compile_calls_it_as_it_is(inputs):
+    """Traced piece by piece it would be compiled again in each layer and step."""
+    graphs = []
+
+    def backend(graph, example):
+        graphs.append(graph)
+        return graph.forward
+
+    def layer(*inputs):
+        return screening_cpu.screen(*inputs)
+
+    h = torch.compile(layer, backend=backend)(*inputs)
+    assert torch.equal(h, layer(*inputs))
+    assert not graphs
+
+
 @torch.no_grad()
 def test_a_query_sees_10_000_keys():
     """While a text is generated, the softmask's table is kept; it has to be long enough."""
