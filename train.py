@@ -454,9 +454,11 @@ def choose_screen(model, kernel="auto"):
     name, twins = kernel, {"cuda": "screening_triton", "cpu": "screening_cpu"}
     if kernel == "auto":
         name = twins.get(model.W_E.device.type, "multiscreen")
+    if name == "multiscreen":
+        return "screening by multiscreen.screen, the definition"
     try:
-        twin = import_module(name)
-        if getattr(twin, "EQUATIONS", hash_of_equations()) != hash_of_equations():
+        twin, equations = import_module(name), hash_of_equations()
+        if getattr(twin, "EQUATIONS", equations) != equations:
             raise ValueError("an equation that it repeats was edited")
         if hasattr(twin, "prepare"):
             twin.prepare(model)                        # raises if it cannot run here
