@@ -70,6 +70,13 @@ def train(args, ckpt=None, stop=()):
     torch.manual_seed(args.seed)
     model = make_model(args, tokenizer, getattr(torch, args.dtype)).to(device)
     data, val_data = get_data(args, tokenizer)
+    text = fingerprint(data, val_data)
+    source = source_of(model)                          # as it is now: you may edit while it trains
+    if ckpt:
+        require_same(ckpt, text, source)
+        if ckpt["finished"] and args.steps <= ckpt["args"]["steps"]:
+            say(f"{args.out} is finished, at step {ckpt['step']}: a larger --steps continues it")
+            return True
     if ckpt or args.init:
         load_weights(model, ckpt or read_checkpoint(args.init))
     say(choose_screen(model, args.kernel))
@@ -77,16 +84,11 @@ def train(args, ckpt=None, stop=()):
         compile_model(model)
     shard(model, world)
     optimizer = make_optimizer(model, args.lr, args.weight_decay)
-    step, log, text = 0, "\t".join(COLUMNS) + "\n", fingerprint(data, val_data)
-    source = source_of(model)                          # as it is now: you may edit while it trains
+    step, log = 0, "\t".join(COLUMNS) + "\n"
     if ckpt:
-        require_same(ckpt, text, source)
         set_moments(model, optimizer, ckpt["optimizer"])
         torch.set_rng_state(ckpt["rng"])               # for layers that draw random numbers
         step, log, data.state = ckpt["step"], ckpt["log"], ckpt["data_state"]
-        if ckpt["finished"] and args.steps <= ckpt["args"]["steps"]:
-            say(f"{args.out} is finished, at step {step}: a larger --steps continues it")
-            return True
     say(f"{args.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {device}, "
         f"{args.dtype}; {len(data):,} sequences of {args.seq_len} tokens; steps {step} to "
         f"{args.steps}, each of {args.batch_tokens:,} tokens")
@@ -754,9 +756,9 @@ def get_args(argv=None, ckpt=None):
     if args.val:
         args.val = [os.path.abspath(name) for name in args.val]
     for flag in p._actions:
-        name, now = flag.option_strings[0], getattr(args, flag.dest, None)
-        if why and flag.dest in kept and flag.dest not in FREE and now != kept[flag.dest]:
-            refuse(f"{name} was {kept[flag.dest]} and is {now} now: {why}")
+        was, now = kept.get(flag.dest), getattr(args, flag.dest, None)
+        if flag.dest in kept and flag.dest not in FREE and now != was:
+            refuse(f"{flag.option_strings[0]} was {was} and is {now} now: {why}")
     one_pass = args.batch_size * args.seq_len * rank_and_world()[1]
     if args.batch_tokens is None:
         args.batch_tokens = one_pass
