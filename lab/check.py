@@ -268,13 +268,14 @@ def absolute(trial):
         altered = weights_of(layer, mixed, screen) - weights
         later = weights_of(layer, torch.cat((others[:, :8], x), 1), screen)[..., 8:, 8:] - weights
         seen = (weights != 0).any(0).expand_as(weights)            # in one of the sequences
-        x = layer(x, screen)
-        for W in layer.parameters():
+        y = layer(x, screen)
+        for W in layer.parameters():                   # scores may be as large as they like
             if W.ndim > 1:
                 W.mul_(100.0)
         magnified = weights_of(layer, x, screen)
         rows.append([magnified.abs().max(), altered[..., ::2, ::2].abs().max(), later.abs().max(),
                      weights[seen].abs().min(), weights.abs().amax(-1)[seen.any(-1)].min()])
+        x = y
     largest, by_keys, by_length, _, _ = torch.tensor(rows).amax(0).tolist()
     _, _, _, least, emptiest = torch.tensor(rows).amin(0).tolist()
     conditions = {

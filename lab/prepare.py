@@ -61,7 +61,8 @@ def documents(path, field, noted):
             line = line.removeprefix(MARK)
         if is_json is None and line.strip():
             is_json = line.lstrip().startswith(b"{")
-            if b"".join(line.split()[:2])[:2] in (b"[", b"[{"):
+            # An array begins with its first object, or alone in a line.
+            if line.strip() == b"[" or line.lstrip().startswith(b"[{"):
                 raise ValueError("it is one JSON array: jq -c '.[]' FILE > NEW.jsonl makes lines")
         if not is_json:
             whole.append(line)
