@@ -613,29 +613,36 @@ def files_of(names):
     return files
 
 
-def read_file(path, tokenizer):
-    """The tokens of a file. A text is UTF-8; end-of-text is appended.
+def dtype_of(tokenizer):
+    """The type of tokens in a .bin file: uint16, or uint32 for a vocabulary of more than 65,536."""
+    return np.uint16 if tokenizer.n_vocab <= 2**16 else np.uint32
 
-    A .bin file holds nothing but tokens, uint16, or uint32 if the vocabulary has more than 65,536,
-    and stays on the disk.
-    """
-    dtype = np.uint16 if tokenizer.n_vocab <= 2**16 else np.uint32
+
+def encode(text, tokenizer):
+    """The tokens of a document, with end-of-text behind them."""
+    if tokenizer.name == "bytes":                      # a byte is its own token
+        tokens = np.frombuffer(text.encode(), np.uint8)
+    else:
+        tokens = np.array(tokenizer.encode_ordinary(text))
+    dtype = dtype_of(tokenizer)
+    return np.append(tokens.astype(dtype), dtype(tokenizer.eot_token))
+
+
+def read_file(path, tokenizer):
+    """The tokens of a file: a text in UTF-8, or a .bin of nothing but tokens, left on the disk."""
     if path.suffix.lower() in (".json", ".jsonl", ".ndjson", ".parquet"):
         sys.exit(f"error: {path} is no plain text: python -m lab.prepare FOLDER {path} --tokenizer "
                  f"{tokenizer.name} makes a .bin of it")
     try:
         if path.suffix == ".bin":
-            return np.memmap(path, dtype, "r")
+            return np.memmap(path, dtype_of(tokenizer), "r")
         content = path.read_bytes()
         if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
             sys.exit(f"error: {path} is UTF-16: iconv -f UTF-16 -t UTF-8 FILE > NEW")
         text = content.decode("utf-8-sig")
     except (OSError, ValueError) as e:                 # not UTF-8, or not a whole number of tokens
         sys.exit(f"error: {path}: {getattr(e, 'strerror', None) or e}")
-    tokens = np.frombuffer(text.encode(), np.uint8)    # a byte is its own token
-    if tokenizer.name != "bytes":
-        tokens = np.array(tokenizer.encode_ordinary(text))
-    return np.append(tokens.astype(dtype), dtype(tokenizer.eot_token))
+    return encode(text, tokenizer)
 
 
 def get_data(args, tokenizer):

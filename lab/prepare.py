@@ -21,9 +21,7 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
-
-from train import get_tokenizer
+from train import encode, get_tokenizer
 
 GZIP, ZSTD, PARQUET, MARK = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1", b"\xef\xbb\xbf"
 
@@ -90,16 +88,6 @@ def text_in(line, field, number, noted):
 
 
 # ------------------------------------------------------------------------- from documents to tokens
-
-def encode(text, tokenizer):
-    """The tokens of a document and an end-of-text, in the dtype that train.py reads."""
-    dtype = np.uint16 if tokenizer.n_vocab <= 2**16 else np.uint32
-    if tokenizer.name == "bytes":
-        tokens = np.frombuffer(text.encode(), np.uint8)
-    else:
-        tokens = np.array(tokenizer.encode_ordinary(text))
-    return np.append(tokens.astype(dtype), dtype(tokenizer.eot_token))
-
 
 def write(folder, args):
     """Write train.bin and val.bin."""
