@@ -344,9 +344,8 @@ def load_checkpoint(path, device="cpu", dtype=None):
     model = build_model(ckpt["args"]["model"], ckpt["config"], dtype)
     load_weights(model, ckpt)
     model.to(device).eval()
-    for name, text in source_of(model).items():
-        if ckpt["source"].get(name, text) != text:
-            print(f"{path} was trained with another {name}.py", file=sys.stderr)
+    for name in edited(ckpt, source_of(model)):
+        print(f"{path} was trained with another {name}.py", file=sys.stderr)
     print(choose_screen(model), file=sys.stderr)
     return model, get_tokenizer(ckpt["args"]["tokenizer"]), ckpt
 
@@ -356,12 +355,29 @@ def require_same(ckpt, text, source):
     wrong = ""
     if ckpt["text"] != text:
         wrong = f"--data was {ckpt['text']} and is {text} now"
-    for name, code in ckpt["source"].items():
-        if ast.unparse(ast.parse(code)) != ast.unparse(ast.parse(source.get(name, ""))):
-            wrong = f"{name}.py was edited since the run began"
+    for name in edited(ckpt, source):
+        wrong = f"{name}.py was edited since the run began"
     if wrong:
         refuse(f"{wrong}; a run keeps its text and its code: undo the change, or begin another "
                f"run, with --init {ckpt['path']} --out NEW")
+
+
+def edited(ckpt, source):
+    """The modules of a checkpoint whose code is another now."""
+    return [name for name, text in ckpt["source"].items()
+            if plain_code(text) != plain_code(source.get(name, ""))]
+
+
+MAY_HAVE_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef)
+
+
+def plain_code(text):
+    """Python code without its comments and docstrings: to change these is no edit."""
+    tree = ast.parse(textwrap.dedent(text))
+    for part in ast.walk(tree):
+        if isinstance(part, MAY_HAVE_DOCSTRING) and ast.get_docstring(part):
+            del part.body[0]
+    return ast.unparse(tree)                           # ast.dump differs from Python to Python
 
 
 def refuse(reason):
@@ -477,12 +493,7 @@ def hash_of_equations():
     """A hash of the code of what a twin of multiscreen.screen repeats, without docstrings."""
     functions = (multiscreen.trim, multiscreen.softmask, multiscreen.relevance, multiscreen.screen,
                  Multiscreen.screen, KeyCache.append)
-    code = ""
-    for f in functions:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(f)))).body[0]
-        if ast.get_docstring(tree):
-            del tree.body[0]
-        code += ast.unparse(tree)                      # ast.dump differs from Python to Python
+    code = "".join(plain_code(inspect.getsource(inspect.unwrap(f))) for f in functions)
     return hashlib.sha256(code.encode()).hexdigest()[:12]
 
 

@@ -348,7 +348,8 @@ def test_resume_refuses_another_text(tmp_path, monkeypatch, capsys, text):
 @pytest.mark.parametrize("edit, refused", [("# a comment\n", False), ("trim = relu\n", True)])
 def test_resume_refuses_other_code(tmp_path, capsys, edit, refused):
     ckpt = fit(tmp_path / "out", "--steps", "2")
-    ckpt["source"]["multiscreen"] += edit
+    source = ckpt["source"]["multiscreen"].replace('"""', '"""A docstring is no edit. ', 1)
+    ckpt["source"]["multiscreen"] = source + edit
     if refused:
         ckpt["weights"] = {}                           # they need not fit the edited code
     torch.save(ckpt, tmp_path / "out/ckpt.pt")
@@ -629,7 +630,7 @@ def test_a_bad_checkpoint_is_one_line_and_nothing_in_it_runs(trained, tmp_path, 
 
 def test_code_that_was_edited_since_is_named(trained, tmp_path, capsys):
     ckpt = train.read_checkpoint(trained / "out/ckpt.pt")
-    ckpt["source"]["multiscreen"] += "# an edit"
+    ckpt["source"]["multiscreen"] += "an_edit = 1"
     torch.save(ckpt, tmp_path / "ckpt.pt")
     train.load_checkpoint(trained / "out/ckpt.pt")
     assert "another" not in capsys.readouterr().err
