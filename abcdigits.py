@@ -5,10 +5,10 @@
 
 This measures whether a model can look up a number that it read once, anywhere in a long context. A
 prompt is a shuffled list of lines LETTER=NUMBER, in which each letter always has the same number.
-Most letters appear many times, but one of them, the needle, appears only once. The prompt ends with
-the needle's letter and "=", and the model has to complete the number. The prompts are bit for bit
-those of the paper's author, Ken M. Nakanishi (https://github.com/ken-nakanishi/abcdigits); the code
-is ours.
+A few letters fill most of the lines; the needle is a letter that appears only once. The prompt
+ends with the needle's letter and "=", and the model has to complete the number. The prompts are bit
+for bit those of the paper's author, Ken M. Nakanishi (https://github.com/ken-nakanishi/abcdigits);
+the code is ours.
 
 Accuracy is measured for each combination of a context length and a depth of the needle, and the
 printed table says how many prompts each number stands for. With --digits 6, --trials 1000 and
@@ -36,11 +36,11 @@ class Documents:
     """Endless documents of T + 1 tokens, lines LETTER=NUMBER, from which a model learns lookup.
 
     Letters are drawn with weights b^0 .. b^25, in a new order for each document. At first b is 2,
-    so a few letters fill a document, and half of the documents are easier: each letter has its own
-    number, the same in all of them, and 90 % of the numbers of a document are the letters' own. (In
-    every second one of them, 90 % of the digits.) To predict own digits, a model must bring the
-    letter to each digit of its number, which lookup needs, too. After LEARNED documents the easier
-    ones become rare, and b falls to 1.1, so that letters are asked for that were seen just once.
+    so a few letters fill a document. Half of the documents are easier: each letter has a number of
+    its own, the same in every document, and 90 % of a document's numbers (in half of these
+    documents, 90 % of the digits) are the letters' own. To predict these, a model must carry the
+    letter to each digit of its number, as lookup needs, too. After LEARNED documents the easier
+    ones fade out, and b falls to 1.1, so that a document asks for letters seen just once.
 
     Document n depends on n and the seed alone, so a resumed run sees the same ones.
     """
@@ -59,7 +59,7 @@ class Documents:
         return 2**30
 
     def learned(self, n):
-        """n, counted from the document at which, by our estimate, lookup is learned."""
+        """How many documents n is past the one at which, by our estimate, lookup is learned."""
         return n - self.LEARNED
 
     def digits_of(self, numbers):
@@ -99,10 +99,11 @@ def generate_by_token_count(n_tokens, depth, count_tokens, n_digits=6, n_trials=
     """n_trials prompts of n_tokens or a few more, each with its answer at the end.
 
     One random.Random(123) serves all trials. A trial draws 26 different numbers and gives the
-    letters the weights 0, 2^0, .., 2^24; the one with 0 is the needle. The context is a line of
-    each other letter, plus lines of letters drawn by weight until the count_tokens(line) add up to
-    n_tokens, shuffled. The needle's line goes in after a fraction `depth` of these, and again at
-    the end, where its last n_digits characters are the answer.
+    letters the weights 0, 2^0, .., 2^24 in random order; the letter with 0 is the needle. The
+    context has one line for each of the 25 others and further lines, of letters drawn by weight,
+    until the prompt has n_tokens by count_tokens(line); it is shuffled. Then the needle's line goes
+    in after a fraction `depth` of the context, and again at the end, where its last n_digits
+    characters are the answer.
     """
     if not 0 <= depth <= 1:
         raise ValueError(f"depth is {depth:g}; expected 0 to 1")

@@ -8,7 +8,7 @@ exactly 0 for a rejected key, and no other key changes it. A layer has many smal
 
 Symbol            meaning                                                    where
 x_i^(l)           representation of position i after layer l, in R^E         Multiscreen
-W_E, s_E, s_F     embedding (tied to the head), log scales of in- and output Multiscreen
+W_E, s_E, s_F     embedding, tied to the head; log scales of input and head  Multiscreen
 W_Q W_K W_V W_G   projections to each tile's query, key, value and gate      GatedScreeningTiles
 W_O, s_O          each tile's projection back to R^E, and its log scale      GatedScreeningTiles
 s_w -> w          screening window: keys at distance >= w are never seen     window
@@ -21,7 +21,8 @@ m, alpha_d        softmask; distance-aware relevance alpha m                 sof
 h, u, g_hat       screened sum of values; the same, bounded; the gate        screen, tanh_norm, gate
 
 Axes: B batch, T queries i, S keys j, H tiles of a layer, E d_E, K d_K, V d_V, N vocabulary.
-Relevances have float32, MiPE's angles float64. Nothing is cast silently: each `.to` is written.
+Relevances are float32. MiPE's angles are computed in float64 and returned in float32. A float is
+cast by a written `.to` or `double` alone.
 """
 import math
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Config:
         self.N_H = self.psi if self.N_H is None else self.N_H
         self.d_E = self.psi**2 if self.d_E is None else self.d_E
         for name, value in vars(self).items():
-            # d_K > 1: MiPE rotates two dimensions. w_th > 1: every window is above 1.
+            # d_K > 1: MiPE rotates two dimensions. w_th > 1: windows begin above 1.
             lowest = {"d_K": 1, "w_th": 1}.get(name, 0)
             if not lowest < value < math.inf:
                 raise ValueError(f"{name} is {value}; expected a finite number above {lowest}")
@@ -109,7 +110,7 @@ def mipe_angle(i, w, w_th):
 def mipe(x, angle):
     """MiPE: rotate the first two dimensions. (B, H, T, K) by angles (H, T) -> (B, H, T, K)
 
-    With queries and keys rotated by phi, similarities depend on positions by j - i alone.
+    With queries and keys rotated by phi, similarities depend on positions only through j - i.
     """
     x0, x1, rest = x.split((1, 1, x.shape[-1] - 2), -1)
     cos, sin = torch.cos(angle)[..., None], torch.sin(angle)[..., None]
@@ -179,7 +180,7 @@ def tanh_norm(x, eps=1e-6):
 
     (..., D) -> (..., D). Where |x| < eps the result is x: the Jacobian at 0 is the identity.
     """
-    # sqrt has no finite slope at 0: where x is small, the norm is 1, and tanh(norm)/norm is 1.
+    # sqrt has no finite slope at 0. Where x is small, write 1 for the norm, then 1 for the factor.
     square = x.square().sum(-1, keepdim=True)
     small = square < eps**2
     norm = square.masked_fill(small, 1.0).sqrt()
@@ -268,7 +269,7 @@ class GatedScreeningTiles(nn.Module):
         if cache is not None:
             reach = w if getattr(screen, "within_w", False) else None
             k_tilde, v_bar = cache.append(k_tilde, v_bar, reach)
-            # The queries belong to the last keys; the cache may have forgotten the first keys.
+            # The queries are at the positions of the last keys; the first keys may be forgotten.
             i0 = k_tilde.shape[2] - x.shape[1]
         h = screen(q_tilde, k_tilde, v_bar, w, r, i0)
         return self.bound(h.to(x.dtype))
@@ -340,7 +341,7 @@ class Multiscreen(nn.Module):
         return self.s_F.exp() * unit(self.W_E)
 
     def logits(self, x, head=None):
-        """Eq. (3): z = x (e^s_F W_E_bar)^T. (..., E) -> (..., N). head: a kept `head()`."""
+        """Eq. (3): z = x (e^s_F W_E_bar)^T. (..., E) -> (..., N). head: of `head`, if at hand."""
         head = self.head() if head is None else head
         return product("...e,ne->...n", x, head, self.dtype)
 
@@ -403,7 +404,7 @@ class Multiscreen(nn.Module):
             # To read `finite`, the CPU waits for the GPU: do so at the first and last token only.
             finite = z.isfinite().all() & finite
             if step in (0, n - 1) and not finite:
-                raise FloatingPointError("the logits are not finite: diverged, or divided by 0?")
+                raise FloatingPointError("the logits are not finite: has the model diverged?")
             if top_k is not None:
                 k_th = z.topk(min(top_k, z.shape[-1])).values[:, -1:]      # the smallest kept
                 z = z.masked_fill(z < k_th, -torch.inf)
@@ -464,7 +465,7 @@ class KeyCache:
     def append(self, k, v, w=None):
         """Add keys (B, H, T, K) and values (B, H, T, V). Returns those of all tokens.
 
-        w: (H,), unused here. A cache that forgets, as screening_cpu has one, drops keys beyond all
+        w: (H,), unused here. A cache that forgets, such as screening_cpu's, drops keys beyond all
         windows w; None tells it to keep every key.
         """
         self.end += k.shape[2]

@@ -2,7 +2,7 @@
 
 The yardstick of the equations is the paper itself, written once more below in plain loops over
 tokens, in float64, without a line of multiscreen.py (the functions paper_...). If you trust those
-90 lines, you need not trust ours. Hypothesis draws the inputs, other ones in each run, such that
+90 lines, you need not trust multiscreen.py. Hypothesis draws new inputs in each run, such that
 queries often find keys; a failure prints how to draw the same inputs again. If you changed an
 equation on purpose, its tests must fail: your change acts.
 
@@ -15,17 +15,17 @@ Each equation
      pytest -k by_hand: Eqs. 4, 6, 7, 9, 10 and 11
  3) is right for drawn inputs: Eqs. 8 to 12                       the paper, a loop over pairs
      test_screen_against_a_loop_over_pairs
- 4) makes relevance absolute: other keys do not change it         itself, bit for bit
+ 4) relevance is absolute: other keys do not change it            itself, bit for bit
      test_relevance_of_a_pair_does_not_depend_on_other_keys
- 5) is exactly 0 for later keys, for keys at distance w or more,  itself, bit for bit
-   and for keys at or below Trim's threshold
+ 5) relevance is exactly 0 for later keys, keys at distance w or  itself, bit for bit
+   more, and keys at or below Trim's threshold
      test_causality_and_window_edge_are_bitwise
      test_a_key_exactly_on_the_threshold_contributes_nothing
- 6) is right far out: angles 2^20 tokens after the first one,     80-bit numbers; numbers worked
-   keys 70,000 tokens before the query                            out by hand
+ 6) angles are right 2^20 tokens after the first one, and keys    80-bit numbers; numbers worked
+   count 70,000 tokens back                                       out by hand
      test_mipe_angle_is_right_far_out
      test_keys_count_however_far_a_window_reaches
- 7) has the right gradients, finite ones where a vector is 0      the limit worked out by hand;
+ 7) gradients are right, and finite where a vector is 0           the limit worked out by hand;
      test_unit_of_zero_is_zero_with_a_finite_gradient             finite differences
      test_tanh_norm_has_a_finite_jacobian_everywhere
      test_gradients_equal_finite_differences
@@ -246,15 +246,15 @@ def small(seed=0, moved=False, vocab_size=50, dtype=None, tiles=GatedScreeningTi
 @torch.no_grad()
 def move_away(model, g):
     """Move the parameters of a Multiscreen or an ablation far from their initial values."""
-    for tile in model.layers:
-        tile.s_w.uniform_(-2.0, 6.0, generator=g)
-        tile.s_r.uniform_(-3.0, 3.0, generator=g)
-        tile.s_O.uniform_(-1.0, 1.0, generator=g)
-        tile.W_Q.copy_(0.3 * torch.randn(tile.W_Q.shape, generator=g))
-        tile.W_K.copy_(tile.W_Q + 0.1 * torch.randn(tile.W_Q.shape, generator=g))
-        tile.W_V.mul_(20)
-        if hasattr(tile, "W_G"):
-            tile.W_G.mul_(10)
+    for layer in model.layers:
+        layer.s_w.uniform_(-2.0, 6.0, generator=g)
+        layer.s_r.uniform_(-3.0, 3.0, generator=g)
+        layer.s_O.uniform_(-1.0, 1.0, generator=g)
+        layer.W_Q.copy_(0.3 * torch.randn(layer.W_Q.shape, generator=g))
+        layer.W_K.copy_(layer.W_Q + 0.1 * torch.randn(layer.W_Q.shape, generator=g))
+        layer.W_V.mul_(20)
+        if hasattr(layer, "W_G"):
+            layer.W_G.mul_(10)
     model.layers[0].s_w[0] = INF
     model.W_E.add_(0.03 * torch.randn(model.config.d_E, generator=g))      # make tokens similar
     model.s_E.fill_(0.7)
@@ -549,7 +549,7 @@ def test_causality_and_window_edge_are_bitwise(seed, T, w, dtype, data):
 def test_gradients_equal_finite_differences(seed, w, i0):
     """The gradients of q, k, v, w and r through MiPE, screening and TanhNorm.
 
-    On the edges of Trim, of a window and of MiPE, too, since all three have a continuous slope.
+    On the edges of a window and of MiPE, too, since both have a continuous slope.
     """
     q, k, v = correlated(seed, 1, 1, 4, 4 + i0, K=3, V=2)
     w, r = torch.tensor([[w], [0.9]], dtype=torch.float64)
@@ -636,17 +636,17 @@ def test_initial_values_are_the_papers(config):
     stds = {"W_Q": 0.1 / K**0.5, "W_K": 0.1 / K**0.5, "W_V": 0.1 / V**0.5, "W_G": 0.1,
             "W_O": 0.1 / E**0.5}
     assert len(model.layers) == config.N_L
-    for tile in model.layers:
+    for layer in model.layers:
         for name, std in stds.items():
-            W = getattr(tile, name).detach() / std
+            W = getattr(layer, name).detach() / std
             assert abs(W.std() - 1) < 0.05
             assert abs(W.mean()) < 0.05
             assert abs(W.pow(4).mean() / 3 - 1) < 0.2      # 3: the fourth moment of a normal
         s_w = torch.arange(H) * math.log(config.w_th) / (H - 1)
-        torch.testing.assert_close(tile.s_w.detach(), s_w)
-        assert (tile.s_r == 0).all()
+        torch.testing.assert_close(layer.s_w.detach(), s_w)
+        assert (layer.s_r == 0).all()
         s_O = torch.full((H,), -0.5 * math.log(H * config.N_L))
-        torch.testing.assert_close(tile.s_O.detach(), s_O)
+        torch.testing.assert_close(layer.s_O.detach(), s_O)
     assert abs(model.W_E.std().item() / (0.1 / E**0.5) - 1) < 0.02
     assert model.s_E == 0
     assert abs(model.s_F.item() - 0.5 * math.log(E)) < 1e-6
@@ -719,7 +719,7 @@ def test_products_run_in_16_bits_and_geometry_in_float32(dtype, monkeypatch):
     tokens = draw_tokens(2, 60)
     exact = small(1, moved=True)(tokens)
     model = small(1, moved=True, dtype=dtype, tiles=Watched)
-    assert all(type(tile) is Watched for tile in model.layers)
+    assert all(type(layer) is Watched for layer in model.layers)
     model.screen = screen
     logits = model(tokens)
     assert logits.dtype == torch.float32
@@ -728,19 +728,19 @@ def test_products_run_in_16_bits_and_geometry_in_float32(dtype, monkeypatch):
     # A product in 16 bits rounds both its factors: rounding one before changes no bit.
     x = torch.randn(3, 24, generator=random(0))
     assert torch.equal(model.logits(x), model.logits(x.to(dtype).float()))
-    for tile in model.layers:
-        tile.s_O.data.zero_()                          # W_O is rounded after the factor e^s_O
+    for layer in model.layers:
+        layer.s_O.data.zero_()                         # W_O is rounded after the factor e^s_O
     logits = model(tokens)
     for name in ("W_Q", "W_K", "W_V", "W_G", "W_O"):
-        for tile in model.layers:
-            W = getattr(tile, name)
+        for layer in model.layers:
+            W = getattr(layer, name)
             W.data.copy_(W.to(dtype))
         assert torch.equal(model(tokens), logits), name
 
 
 @pytest.mark.parametrize("products", [torch.bfloat16, None])
 def test_relevances_are_float32_under_autocast(products):
-    """With r = 0.01 and products of 16 bits, h would be another one."""
+    """With r = 0.01, products in 16 bits would change h."""
     q, _, v = (x.float() for x in correlated(1, 1, 2, 60, 60))
     k = ms.unit(q + 0.01 * torch.randn(q.shape, generator=random(2)))
     w, r = torch.tensor([9.0, INF]), torch.tensor([0.01, 0.01])
@@ -955,7 +955,7 @@ def through_torch(q, k, v, w, r, i0, dh):
 
 
 def assert_as_good_as_torch(q, k, v, w, r, i0, dh, blocks=(32, 32)):
-    """The kernel's error is at most about twice PyTorch's, which computes in float32.
+    """The kernel's error is at most about twice that of PyTorch in float32.
 
     Errors are against float64, with the inputs as they are: nothing rounds these first. PyTorch's
     error counts as at least one rounding of the largest value, because its 16-bit results may be
@@ -1070,7 +1070,7 @@ def test_kernel_with_shared_keys_is_as_good_as_torch(seed, B, T, S, before, keys
 @needs_kernel
 @pytest.mark.parametrize("s", range(1, 1024, 93))
 def test_kernel_drops_a_key_exactly_on_the_threshold(s):
-    """1/r is rounded up or down: for no s may this let a key on the threshold pass."""
+    """1/r is rounded up or down: at no s may a key on the threshold pass because of this."""
     def screen(*inputs):
         return fused.screen(*(x.to(DEVICE) for x in inputs))
 

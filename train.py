@@ -4,11 +4,13 @@
     python train.py --data books/ --tokenizer gpt2   texts, folders of them, .bin files of tokens
     python train.py --resume --steps 1240            continue the run in out/, to step 1240
     python train.py --model mine.Tiles               a class of layers in your mine.py
-    torchrun --nproc_per_node 8 train.py ...         the same on 8 GPUs
+    torchrun --nproc_per_node 8 train.py ...         on 8 GPUs, each with its own --batch-size
 
 The recipe is the paper's: AdamW with betas (0.9, 0.95), no weight decay, no clipping, and a linear
 warm-up to a constant rate of 2^-4. Documents are joined by end-of-text and cut into contiguous
-sequences, which are drawn at random without replacement. The default sizes suit a laptop.
+sequences, which are drawn at random without replacement. The default sizes suit a laptop. Read
+`train` first, from `while` on, then `accumulate_gradients` and `Text`: all else is checks,
+checkpoints and flags.
 
 In a printed line losses are in nats per token, grad_norm is from before clipping, ms are per step,
 windows w are in tokens, and min_left is how many minutes the rest will take.
@@ -19,7 +21,7 @@ contains ckpt.pt, which is all you need to continue, and log.tsv, a row for each
 For MODULE.NAME you write MODULE.py, beside train.py or in the current folder:
 
     --model       a subclass of GatedScreeningTiles, or f(config, dtype) -> a model with the methods
-                  of Multiscreen; its `recipe` may hold defaults of flags: {"layers": 6, "lr": 1e-3}
+                  of Multiscreen. Class or f may have a `recipe`, defaults of flags: {"lr": 1e-3}
     --data        f(args, tokenizer, part) -> documents, for part "train" or "val", with the methods
                   of `Text`; `abcdigits` stands for abcdigits.Documents
     --tokenizer   an object with name, n_vocab, eot_token, encode_ordinary, decode, as tiktoken's
@@ -169,7 +171,7 @@ def accumulate_gradients(model, data, args, step):
 
 
 def has_diverged(row):
-    """Whether a row of the log has losses or a gradient from which no training recovers."""
+    """Whether a row of the log has a loss that is not finite, or a gradient of 0, inf or NaN."""
     losses_are_finite = math.isfinite(row["loss"]) and math.isfinite(row.get("val_loss", 0.0))
     return not (losses_are_finite and 0 < row["grad_norm"] < math.inf)
 
@@ -232,7 +234,7 @@ def rank_and_world():
 
 
 def total(x):
-    """The sum of a number, or of a tensor on its device, over all processes, as a tensor."""
+    """The sum over all processes of a number, or of a tensor on its device. Returns a tensor."""
     x = torch.as_tensor(x)
     if dist.is_initialized():
         dist.all_reduce(x)
@@ -351,7 +353,7 @@ def load_checkpoint(path, device="cpu", dtype=None):
 
 
 def require_same(ckpt, text, source):
-    """End the program if a run that is to go on would read another text, or run other code."""
+    """End the program if a resumed run would read another text, or run other code."""
     wrong = ""
     if ckpt["text"] != text:
         wrong = f"--data was {ckpt['text']} and is {text} now"
@@ -407,7 +409,7 @@ def named(name):
 
 
 def build_model(name, sizes, dtype=None):
-    """The model of a --model, freshly initialised. sizes: of Config."""
+    """The model that --model names, freshly initialised. sizes: the arguments of Config."""
     make = Multiscreen if name == "multiscreen" else named(name)
     if isinstance(make, type) and issubclass(make, GatedScreeningTiles):
         make = partial(Multiscreen, tiles=make)
@@ -426,7 +428,7 @@ def make_model(args, tokenizer, dtype=None):
 
 @torch.no_grad()
 def magnify(model):
-    """Let the layers of a new model accept more keys and add more, in place: small faults show."""
+    """Make a new model's layers accept more keys and add more to x, in place: faults then show."""
     for name, p in model.layers.named_parameters():
         if name.endswith(".s_r"):
             p.fill_(4.0)                               # r = 0.98
@@ -436,9 +438,9 @@ def magnify(model):
 
 @torch.no_grad()
 def try_model(model, args):
-    """Warn if losses depend on later tokens, or are not forward's. The model is changed.
+    """Warn if losses see later tokens, or do not fit the logits of `forward`. Changes the model.
 
-    A second pass has new tokens: in row 0 after the first third, in row 1 the last one.
+    A second pass changes tokens: in row 0 all after the first third, in row 1 the last one only.
     """
     choose_screen(model, args.kernel)
     magnify(model.eval())
@@ -461,11 +463,12 @@ def try_model(model, args):
 
 
 def choose_screen(model, kernel="auto"):
-    """Let a model screen by a twin of multiscreen.screen, in place. Returns a line that says so.
+    """Let a model screen by a twin of multiscreen.screen, in place, if one can be used.
 
-    kernel: a module with a function `screen`, or `auto`. A twin repeats equations of multiscreen,
-    so it is used only if nobody has edited these (your edit acts) and if its numbers are those of
-    the definition. Else `auto` falls back on the definition.
+    Returns a line that says which screen runs. kernel: a module with a function `screen`, or
+    `auto`. A twin repeats equations of multiscreen, so it is used only if nobody has edited these,
+    which lets your edit act, and if its numbers are those of the definition. Else `auto` falls back
+    on the definition.
     """
     if not hasattr(model.layers[0], "s_w") or model.screen is not Multiscreen.screen:
         return "this model does not screen by multiscreen.screen"
@@ -490,7 +493,7 @@ def choose_screen(model, kernel="auto"):
 
 
 def hash_of_equations():
-    """A hash of the code of what a twin of multiscreen.screen repeats, without docstrings."""
+    """A hash of the functions that a twin of multiscreen.screen repeats."""
     functions = (multiscreen.trim, multiscreen.softmask, multiscreen.relevance, multiscreen.screen,
                  Multiscreen.screen, KeyCache.append)
     code = "".join(plain_code(inspect.getsource(inspect.unwrap(f))) for f in functions)
@@ -532,7 +535,7 @@ def try_screen(screen, model):
 
 
 def compile_model(model):
-    """torch.compile the layers, which share one graph, and the head, in place.
+    """torch.compile the layers, which share one graph, the head and `nats`, in place.
 
     Not the embedding: compiled, its gradient varies between runs. The option keeps angles in
     float64 from being computed again for each number that they rotate.
@@ -557,7 +560,7 @@ def get_tokenizer(name):
 class Text:
     """Contiguous sequences of T + 1 tokens, T inputs and T targets, cut from arrays of tokens.
 
-    data[n] is the n-th in the text, data.draw(n) the n-th in a random order: it depends on n and
+    data[n] is the n-th in the text, data.draw(n) the n-th in a random order. The order depends on
     the seed alone, so a resumed run goes on with what comes next.
     """
     state = None                                       # what a checkpoint keeps of a curriculum
@@ -643,13 +646,13 @@ def read_file(path, tokenizer):
     """The tokens of a file: a text in UTF-8, or a .bin of nothing but tokens, left on the disk."""
     if path.suffix.lower() in (".json", ".jsonl", ".ndjson", ".parquet"):
         sys.exit(f"error: {path} is no plain text: python -m lab.prepare FOLDER {path} --tokenizer "
-                 f"{tokenizer.name} makes a .bin of it")
+                 f"{tokenizer.name} makes .bin files of it")
     try:
         if path.suffix == ".bin":
             return np.memmap(path, dtype_of(tokenizer), "r")
         content = path.read_bytes()
         if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            sys.exit(f"error: {path} is UTF-16: iconv -f UTF-16 -t UTF-8 FILE > NEW")
+            sys.exit(f"error: {path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW")
         text = content.decode("utf-8-sig")
     except (OSError, ValueError) as e:                 # not UTF-8, or not a whole number of tokens
         sys.exit(f"error: {path}: {getattr(e, 'strerror', None) or e}")
@@ -716,7 +719,7 @@ def get_parser():
     flag("--w-th", 256.0, "windows start at 2 to w_th + 1 tokens; MiPE acts on those below w_th")
     flag("--data", ["stdlib"], "texts, folders, .bin files, stdlib, abcdigits, or MODULE.NAME",
          str, nargs="+")
-    flag("--val", None, "what to hold out [a twentieth of --data]", str, nargs="+")
+    flag("--val", None, "validation texts [a twentieth of --data, held out]", str, nargs="+")
     flag("--tokenizer", "bytes", "bytes, gpt2 (the paper's), or MODULE.NAME")
     flag("--seq-len", 256, "tokens in a sequence (paper: 4096)", positive)
     flag("--batch-size", 8, "sequences per forward pass, in each process", positive)
@@ -737,7 +740,8 @@ def get_parser():
     flag("--eval-every", 250, "steps between evaluations and checkpoints", positive)
     flag("--init", None, "a checkpoint to take model, tokenizer and weights from", str)
     flag("--out", "out", "the run's folder")
-    p.add_argument("--compile", action=argparse.BooleanOptionalAction, help="[on a CUDA GPU]")
+    p.add_argument("--compile", action=argparse.BooleanOptionalAction,
+                   help="torch.compile the model [on a CUDA GPU]")
     p.add_argument("--force", action="store_true", help="overwrite the run in OUT")
     p.add_argument("--resume", action="store_true", help="continue the run in OUT, or begin it; "
                    "flags that you leave out stay as they were")
