@@ -762,25 +762,31 @@ def get_args(argv=None, ckpt=None):
         contents = read_checkpoint(typed.init)["args"]
         kept = {name: x for name, x in contents.items() if name in OF_A_MODEL}
         why = "the model is that of --init; leave it out"
-    name = kept.get("model", typed.model)
-    if name != "multiscreen":
-        recipe = getattr(named(name), "recipe", {})
+
+    # The model's recipe replaces defaults, what is kept replaces both, and what is typed all three.
+    model = kept.get("model", typed.model)
+    if model != "multiscreen":
+        recipe = getattr(named(model), "recipe", {})
         words = [f"--{flag.replace('_', '-')}={x}" for flag, x in recipe.items()]
         p.set_defaults(**vars(p.parse_args(words)))
     p.set_defaults(**kept)
     args = p.parse_args(argv)
 
+    # The run may go on from another folder, so a file gets its whole path.
+    args.data = [os.path.abspath(name) if os.path.exists(name) else name for name in args.data]
+    if args.val:
+        args.val = [os.path.abspath(name) for name in args.val]
+
+    # What is kept may be typed again, but not anew, except for what is FREE.
+    for action in p._actions:
+        flag, name = action.option_strings[0], action.dest
+        if name in kept and name not in FREE and vars(args)[name] != kept[name]:
+            refuse(f"{flag} was {kept[name]} and is {vars(args)[name]} now: {why}")
+
     try:
         torch.empty(0, device=args.device)
     except (RuntimeError, AssertionError) as e:
         sys.exit(f"error: --device {args.device}: {str(e).splitlines()[0]}")
-    args.data = [os.path.abspath(name) if os.path.exists(name) else name for name in args.data]
-    if args.val:
-        args.val = [os.path.abspath(name) for name in args.val]
-    for flag in p._actions:
-        was, now = kept.get(flag.dest), getattr(args, flag.dest, None)
-        if flag.dest in kept and flag.dest not in FREE and now != was:
-            refuse(f"{flag.option_strings[0]} was {was} and is {now} now: {why}")
     one_pass = args.batch_size * args.seq_len * rank_and_world()[1]
     if args.batch_tokens is None:
         args.batch_tokens = one_pass
