@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from train import has_diverged, read_checkpoint
+from train import has_diverged, plain_code, read_checkpoint
 
 try:
     import pandas as pd
@@ -145,9 +145,9 @@ def differences(one, other):
         if a != b:
             found.append(f"{name} {a} | {b}")
     for module in sorted(one["source"] | other["source"]):
-        texts = [run["source"].get(module, "").splitlines() for run in (one, other)]
-        lines = [*difflib.unified_diff(*texts, n=0, lineterm="")][2:]
-        if lines:
+        a, b = (run["source"].get(module, "") for run in (one, other))
+        if plain_code(a) != plain_code(b):
+            lines = [*difflib.unified_diff(a.splitlines(), b.splitlines(), n=0, lineterm="")][2:]
             found.append(f"{module}.py")
             found += [f"    {line}" for line in lines if not line.startswith("@@")]
     return found

@@ -79,10 +79,10 @@ def test_a_mean_needs_equal_flags_code_and_steps(call, tmp_path, different, word
     assert "a-0 and a-2 differ" in said and words in said and "q = x" not in said
 
 
-def test_runs_of_a_curriculum_end_at_steps_of_their_own_and_are_logged_as_often_as_you_like(
-        call, tmp_path):
+def test_a_mean_minds_neither_comments_nor_the_log_nor_where_a_curriculum_ended(call, tmp_path):
     write_run(tmp_path / "a-0")
-    write_run(tmp_path / "a-1", step=20, log_every=5)
+    write_run(tmp_path / "a-1", step=20, log_every=5,
+              source={"multiscreen": "# A comment.\n" + SOURCE["multiscreen"]})
     assert "[0, 1]" in call(compare, "a")
 
 
