@@ -258,7 +258,8 @@ def absolute(trial):
     The first three must hold in all layers, the last two in one. Keys that are never seen, by their
     position, are not rejected.
     """
-    model, rows = trial.model().double(), []
+    model = trial.model().double()
+    bounded, by_keys, by_length, least, emptiest = [], [], [], [], []          # of each layer
     # Twins are for float32.
     screen = Multiscreen.screen if model.screen is trial.screen else model.screen
     x = model.embed(trial.tokens(24, seed=4, rows=8))
@@ -272,21 +273,27 @@ def absolute(trial):
         for W in layer.parameters():                   # scores may be as large as they like
             if W.ndim > 1:
                 W.mul_(100.0)
-        magnified = weights_of(layer, x, screen)
-        rows.append([magnified.abs().max(), altered[..., ::2, ::2].abs().max(), later.abs().max(),
-                     weights[seen].abs().min(), weights.abs().amax(-1)[seen.any(-1)].min()])
+        bounded.append(weights_of(layer, x, screen).abs().max())
+        by_keys.append(altered[..., ::2, ::2].abs().max())
+        by_length.append(later.abs().max())
+        least.append(weights[seen].abs().min())
+        emptiest.append(weights.abs().amax(-1)[seen.any(-1)].min())
         x = y
-    largest, by_keys, by_length, _, _ = torch.tensor(rows).amax(0).tolist()
-    _, _, _, least, emptiest = torch.tensor(rows).amin(0).tolist()
-    conditions = {
+    return {
         "bounded: largest weight with all matrices of a layer 100 times as large":
-            (largest, 1 + ROUNDING),
-        "no competing keys: change of weights with every other token replaced": (by_keys, ROUNDING),
-        "no length: change of weights behind eight more tokens": (by_length, ROUNDING),
-        "exact zeros: least weight of the keys that a query can see": (least, 0),
-        "all can be 0: least of the queries' largest weights": (emptiest, 0)}
-    return {name: ("yes" if x <= limit else "NO", f"{x:.3g}")
-            for name, (x, limit) in conditions.items()}
+            tick(torch.max, bounded, 1 + ROUNDING),
+        "no competing keys: change of weights with every other token replaced":
+            tick(torch.max, by_keys, ROUNDING),
+        "no length: change of weights behind eight more tokens":
+            tick(torch.max, by_length, ROUNDING),
+        "exact zeros: least weight of the keys that a query can see": tick(torch.min, least, 0),
+        "all can be 0: least of the queries' largest weights": tick(torch.min, emptiest, 0)}
+
+
+def tick(worst, values, limit):
+    """(yes or NO, the number seen), of the largest or the smallest value of all layers."""
+    x = worst(torch.stack(values))
+    return "yes" if x <= limit else "NO", f"{x:.3g}"
 
 
 # ------------------------------------------------------------------------------- the command
