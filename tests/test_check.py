@@ -12,6 +12,7 @@ from torch import nn
 import multiscreen
 import train
 from lab import check
+from lab.transformer import Block, Transformer, distances
 from multiscreen import GatedScreeningTiles, KeyCache, Multiscreen, mipe, mipe_angle
 
 PROMISES = {p.__name__: p.__doc__ for p in (check.moves, check.is_cross_entropy, check.is_causal,
@@ -352,10 +353,22 @@ def test_a_kernel_is_tried_by_its_numbers():
         check.answers(trial_of("--kernel", __name__))
 
 
+class RawScores(Block):
+    """Linear attention: weights are scores, small at first, and as large as queries and keys."""
+    def mix(self, q, k, v, i0, screen):
+        scores = 1e-3 * (q @ k.mT).masked_fill(distances(q, k, i0) > 0, 0.0)
+        return scores @ v
+
+
+def raw_scores(config, dtype=None):
+    return Transformer(config, dtype, RawScores)
+
+
 # Of the conditions of absolute relevance, those that hold.
 ALL = {"bounded", "no competing keys", "no length", "exact zeros", "all can be 0"}
 CONDITIONS = {"multiscreen": ALL, "lab.ablations.FixedR": ALL, "lab.ablations.Softmax": {"bounded"},
-              "lab.transformer.Transformer": {"bounded"}}
+              "lab.transformer.Transformer": {"bounded"},
+              f"{__name__}.raw_scores": {"no competing keys", "no length"}}
 
 
 @pytest.mark.parametrize("name", CONDITIONS)
