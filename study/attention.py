@@ -28,8 +28,7 @@ Peters 2019. StickBreaking: Tan 2025. Forgetting: Lin 2025. Selective: Leviathan
 the paper. These are definitions, T x S in memory; where softmax does, PyTorch's attention serves.
 Scores, gates and p are float32.
 
-The classes below are layers, such as EntmaxBlock. The names at the end of the file are what --model
-takes: Transformers of such layers.
+Each name is what --model takes, a function that makes a Transformer; `Entmax.block` is its layer.
 """
 import math
 from functools import partial
@@ -40,26 +39,30 @@ from torch import nn
 
 from lab.transformer import Block, Transformer, distances
 from lab.transformer import QKNorm as QKNormBlock
-from multiscreen import (
-    acceptance,
-    double,
-    mipe,
-    mipe_angle,
-    no_autocast,
-    tanh_norm,
-    unit,
-    window,
-)
+from multiscreen import acceptance, double, mipe, mipe_angle, no_autocast, tanh_norm, unit, window
+
+
+def transformer_of(block, **constants):
+    """f(config, dtype) -> a Transformer of such layers, with a Transformer's defaults of flags.
+
+    constants: attributes in which its layers differ from `block`.
+    """
+    if constants:
+        block = type(block.__name__, (block,), constants)
+    make = partial(Transformer, block=block)
+    make.block, make.recipe = block, Transformer.recipe
+    return make
+
 
 # ---------------------------------------------------------- softmax, with other positions or scores
 
+Softmax = Transformer
+QKNorm = transformer_of(QKNormBlock)
+NoPE = transformer_of(Block, rope_scale=None)          # only the causal mask tells positions apart
 
-class NoPEBlock(Block):
-    """No positions: only the causal mask tells them apart."""
-    rope_scale = None
 
-
-class LocalBlock(Block):
+@transformer_of
+class Local(Block):
     """RoPE in a sliding window of 64 tokens in odd layers, no positions in even ones."""
 
     def __init__(self, config, dtype=None, number=1):
@@ -70,7 +73,8 @@ class LocalBlock(Block):
             self.rope_scale = None
 
 
-class SSMaxBlock(Block):
+@transformer_of
+class SSMax(Block):
     """Scalable-Softmax: softmax over n keys fades as n grows; of scores times c log n it does not.
 
     A head learns c, which begins at 1 / log 256: for 256 keys it is softmax.
@@ -82,13 +86,8 @@ class SSMaxBlock(Block):
 
     def encode(self, q, k, i):
         q, k = super().encode(q, k, i)
-        n = (i + 1).to(q.dtype).clamp(max=self.nearby)
+        n = (i + 1).to(q.dtype)
         return q * self.s[:, None, None] * n.log()[:, None], k
-
-
-class SSMaxNoPEBlock(SSMaxBlock):
-    """Scalable-Softmax without positions."""
-    rope_scale = None
 
 
 # ------------------------------------------------------------------- p as a function of the scores
@@ -101,14 +100,10 @@ class Scored(Block):
 
     def sums(self, s, v, d):
         """h of scores s (B, H, T, S), values v (B, H, S, V) and distances d (T, S)."""
-        return self.weights(s.masked_fill(~self.seen(d), -math.inf), d).to(v.dtype) @ v
-
-    def seen(self, d):
-        """Which keys a query sees, (T, S)."""
-        return (-self.nearby < d) & (d <= 0)
+        return self.weights(s.masked_fill(d > 0, -math.inf), d).to(v.dtype) @ v
 
     def weights(self, s, d):
-        """p. s: (B, H, T, S), scores, -inf for keys that are not seen; d = j - i: (T, S)."""
+        """p. s: (B, H, T, S), scores, -inf for later keys; d = j - i: (T, S)."""
         return s.softmax(-1)
 
 
@@ -119,7 +114,8 @@ def scores(q, k):
     return q.to(dtype) @ k.to(dtype).transpose(-2, -1) / math.sqrt(q.shape[-1])
 
 
-class ALiBiBlock(Scored):
+@transformer_of
+class ALiBi(Scored):
     """Scores fall with the distance, by m = 2^(-8/H) in the first head, 2^-8 in the last."""
     rope_scale = None
     flattest = 8.0                                     # -log2 m of the last head
@@ -130,28 +126,28 @@ class ALiBiBlock(Scored):
     def sloped(self, s, d):
         head = torch.arange(1, self.N_H + 1, device=s.device, dtype=s.dtype)
         m = 2 ** (-self.flattest / self.N_H * head)
-        return s + m[:, None, None] * d.clamp(max=0)
+        return s + m[:, None, None] * d
 
 
-class OffByOneBlock(Scored):
+@transformer_of
+class OffByOne(Scored):
     """Softmax with one more key, of score 0 and without a value: a query may attend to nothing."""
 
     def weights(self, s, d):
         return F.pad(s, (1, 0)).softmax(-1)[..., 1:]
 
 
-class SigmoidBlock(ALiBiBlock):
+@transformer_of
+class Sigmoid(ALiBi.block):
     """Each key on its own, whatever the others are. At first a key weighs about 1/n."""
 
     def weights(self, s, d):
-        n = self.seen(d).sum(-1, keepdim=True).to(s)
-        return (self.sloped(s, d) + self.bias(n)).sigmoid()
-
-    def bias(self, n):
-        return -n.log()
+        n = (d <= 0).sum(-1, keepdim=True).to(s)
+        return (self.sloped(s, d) - n.log()).sigmoid()
 
 
-class EntmaxBlock(Scored):
+@transformer_of
+class Entmax(Scored):
     """1.5-entmax: softmax with exact zeros. Keys compete; 2 below the best score p is 0.
 
     Newton's method finds tau. It rises from -1, and the last step carries the gradient. Each time
@@ -167,20 +163,22 @@ class EntmaxBlock(Scored):
         return (z - tau).relu().square()
 
 
-class StickBreakingBlock(Scored):
+@transformer_of
+class StickBreaking(Scored):
     """The key before i takes the share b of a stick, the next one b of the rest, and so on."""
     rope_scale = None
 
     def weights(self, s, d):
         s = s.masked_fill(d == 0, -math.inf)
-        log_rest = F.logsigmoid(-s)                    # log(1 - b); 0 for a key that is not seen
+        log_rest = F.logsigmoid(-s)                    # log(1 - b); 0 for a later key
         log_left = log_rest.flip(-1).cumsum(-1).flip(-1) - log_rest
         return s.sigmoid() * log_left.exp()
 
 
 # ------------------------------------------------------------------ p that needs more of old tokens
 
-class ForgettingBlock(Scored):
+@transformer_of
+class Forgetting(Scored):
     """Forgetting attention: each token fades all keys before it by its f = sigmoid(x w_f + b_f).
 
     A key brings log f of its token along, as one more dimension.
@@ -212,7 +210,8 @@ def log_gates(x, W_f, b_f):
     return F.logsigmoid(x @ W_f + b_f)
 
 
-class SelectiveBlock(Scored):
+@transformer_of
+class Selective(Scored):
     """Selective attention: what tokens before i found of key j in the first head lowers j for i.
 
     s' is the first head's score; a token selects neither itself nor the first token. A key brings
@@ -233,7 +232,8 @@ class SelectiveBlock(Scored):
 
 # ---------------------------------------------------------------------------------------- screening
 
-class ScreeningBlock(Block):
+@transformer_of
+class Screening(Block):
     """The paper's screening unit (Eqs. 4 to 14) in place of attention, without gate and s_O.
 
     r begins at r_0, where about a third of random pairs pass Trim: at 1/2, the paper's, few do, and
@@ -265,61 +265,20 @@ class ScreeningBlock(Block):
         return tanh_norm(screen(q, k, v, self.w, self.r, i0).to(q.dtype))
 
 
-# ------------------------------------- tried once more in tuning: study/runs.py says which won
+# --------------------------------------- tried, too, in tuning: study/runs.py says which won
 
-class SteepALiBiBlock(ALiBiBlock):
-    """Slopes m from 2^(-4/H) to 2^-4: scores fall faster."""
-    flattest = 4.0
+SSMaxNoPE = transformer_of(SSMax.block, rope_scale=None)
+# Slopes m from 2^(-4/H) to 2^-4: scores fall faster.
+SteepALiBi = transformer_of(ALiBi.block, flattest=4.0)
+# Gates begin at sigmoid(3) = 0.95: a key fades to a half in 14 tokens, not in one.
+LateForgetting = transformer_of(Forgetting.block, b_0=3.0)
+# r begins at 0.97: about every second pair passes Trim.
+WideScreening = transformer_of(Screening.block, r_0=0.97)
 
 
-class FixedSigmoidBlock(SigmoidBlock):
+@transformer_of
+class FixedSigmoid(Sigmoid.block):
     """The bias is that of 256 keys, however many there are."""
 
-    def bias(self, n):
-        return -math.log(256)
-
-
-class LateForgettingBlock(ForgettingBlock):
-    """Gates begin at sigmoid(3) = 0.95: a key fades to a half in 14 tokens, not in one."""
-    b_0 = 3.0
-
-
-class WideScreeningBlock(ScreeningBlock):
-    """r begins at 0.97: about every second pair passes Trim."""
-    r_0 = 0.97
-
-
-class SlowScreeningBlock(ScreeningBlock):
-    """Windows learn at the rate of all other weights."""
-    speed = 1.0
-
-
-# --------------------------------------------------------------------- what --model takes
-
-def transformer_of(block):
-    """f(config, dtype) -> a Transformer of such layers, with a Transformer's defaults of flags."""
-    make = partial(Transformer, block=block)
-    make.recipe = Transformer.recipe
-    return make
-
-
-Softmax = Transformer
-QKNorm = transformer_of(QKNormBlock)
-NoPE = transformer_of(NoPEBlock)
-Local = transformer_of(LocalBlock)
-ALiBi = transformer_of(ALiBiBlock)
-SSMax = transformer_of(SSMaxBlock)
-OffByOne = transformer_of(OffByOneBlock)
-Sigmoid = transformer_of(SigmoidBlock)
-Entmax = transformer_of(EntmaxBlock)
-StickBreaking = transformer_of(StickBreakingBlock)
-Forgetting = transformer_of(ForgettingBlock)
-Selective = transformer_of(SelectiveBlock)
-Screening = transformer_of(ScreeningBlock)
-
-SSMaxNoPE = transformer_of(SSMaxNoPEBlock)
-SteepALiBi = transformer_of(SteepALiBiBlock)
-FixedSigmoid = transformer_of(FixedSigmoidBlock)
-LateForgetting = transformer_of(LateForgettingBlock)
-WideScreening = transformer_of(WideScreeningBlock)
-SlowScreening = transformer_of(SlowScreeningBlock)
+    def weights(self, s, d):
+        return (self.sloped(s, d) - math.log(256)).sigmoid()
