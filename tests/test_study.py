@@ -7,7 +7,6 @@ import sys
 from itertools import product
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -79,17 +78,6 @@ def test_the_chosen_scaling_is_the_best_at_each_place_of_those_that_all_seeds_ha
     best = tables.found_rows("mine")
     assert list(zip(best.length, best.value)) == [(1, 40), (1, 40), (2, 50)]
     assert set(best.setting) == {"chosen RoPE scaling"}
-
-
-def test_standard_errors_of_an_array_by_hand():
-    """Rows differ by 2, columns not: all of it is from seeds, and the other way round."""
-    x = np.array([[0.0, 0, 0], [2, 2, 2]])
-    assert tables.errors(x) == pytest.approx([1, 0, 1])
-    assert tables.errors(x.T) == pytest.approx([0, 1, 1])
-    # Residuals of 1 are in both variances, and count once: 1 + 1 - 1.
-    assert tables.errors(np.array([[0.0, 0], [0, 4]])) == pytest.approx([1, 1, 1])
-    assert tables.share_among(2, 0.8) == pytest.approx(0.8, abs=1e-6)
-    assert tables.share_among(32, 0.5) == pytest.approx(1 / 32, abs=1e-6)
 
 
 def test_of_each_size_the_rate_with_the_lowest_mean_is_chosen(tmp_path, monkeypatch):
