@@ -19,8 +19,7 @@ near_miss  nats that the string with every fourth character changed costs more, 
 
 With --before N the model reads N tokens of text before the string. With --candidates K it reads K
 strings, one after another, and is asked for one by its cue. Then `likeliest` is the share of
-readings after which the right string is the likeliest by the first four characters behind the cue
-(chance: 1 in K), and `beaten` the share of the others that it beats (chance: a half).
+readings after which the right string is the likeliest by the first four characters behind the cue.
 
 --log-scale C multiplies the queries of layers that see all keys by max(1, 1 + C log(n/256)), where
 n is the number of keys that the query sees: softmax over more keys than in training gets sharper.
@@ -34,15 +33,15 @@ import math
 import random
 import string
 import sys
-from argparse import Namespace
 from statistics import mean
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import torch
 
 from lab.measure import Measurement, add_settings, add_table, get_parser
-from train import files_of, get_data, read_file
+from lab.perplexity import documents_of
 
 LENGTH, CUE = 32, 4                                    # characters of a string, and of its cue
 FIRST = 1000                     # number of the first pair; the runs before 2026-11-29 had 0 to 31
@@ -62,12 +61,11 @@ def ends_of(same, another):
     """{name: end}, four ends that begin with a cue."""
     rng = random.Random(f"ends {same}")
     reordered = same[:CUE] + "".join(rng.sample(same[CUE:], LENGTH - CUE))
-    near_miss = ""
-    for place, c in enumerate(same):
-        if place >= CUE and (place - CUE) % 4 == 3:
-            c = rng.choice(CHARACTERS.replace(c, ""))
-        near_miss += c
-    return {"same": same, "another": another, "reordered": reordered, "near_miss": near_miss}
+    near_miss = list(same)
+    for place in range(CUE + 3, LENGTH, 4):
+        near_miss[place] = rng.choice(CHARACTERS.replace(same[place], ""))
+    return {"same": same, "another": another, "reordered": reordered,
+            "near_miss": "".join(near_miss)}
 
 
 def candidates_of(asked_for, k):
@@ -98,12 +96,8 @@ def spread_texts(tokens, n, size, before=0):
 
 def text_of(data, ckpt, tokenizer):
     """The tokens of --data, else what train.py held out of the run's text."""
-    if data:
-        return np.concatenate([read_file(path, tokenizer) for path in files_of(data)])
-    held_out = get_data(Namespace(**ckpt["args"]), tokenizer)[1]
-    if not hasattr(held_out, "arrays"):
-        sys.exit("error: this run was trained on a task: name a text with --data")
-    return np.concatenate(held_out.arrays)
+    run = SimpleNamespace(tokenizer=tokenizer, flags=ckpt["args"])
+    return np.concatenate(documents_of(run, data))
 
 
 # ---------------------------------------------------------------------------- what it costs
@@ -164,8 +158,7 @@ def numbers(ends, unchanged):
            "right": hits.double().mean(), "reordered": reordered.mean() - same.mean(),
            "near_miss": (near_miss - same)[unchanged].mean()}
     if len(ends) > 4:
-        beats = [bool(same[:4].sum() < other[:4].sum()) for other, _ in ends[4:]]
-        row |= {"likeliest": float(all(beats)), "beaten": mean(beats)}
+        row["likeliest"] = all(same[:4].sum() < other[:4].sum() for other, _ in ends[4:])
     return {name: float(x) for name, x in row.items()}
 
 
