@@ -33,7 +33,6 @@ import math
 import random
 import string
 import sys
-from statistics import mean
 from types import SimpleNamespace
 
 import numpy as np
@@ -133,7 +132,7 @@ def measure(model, encode, text, pair, distances, before=0, candidates=1):
     """A row for each distance: means over both readings of a pair of strings, in one text."""
     newline = encode("\n")
     places = [distance - 2 * len(newline) for distance in distances]
-    readings = []
+    rows = []
     for same, another in (pair, pair[::-1]):
         ends = ends_of(same, another)
         strings, others = candidates_of(same, candidates)
@@ -143,12 +142,9 @@ def measure(model, encode, text, pair, distances, before=0, candidates=1):
         ways = [*ends.values(), *(same[:CUE] + other[CUE:] for other in others)]
         found = read(model, start, text[before:], places, [newline + encode(way) for way in ways])
         unchanged = [a == b for a, b in zip(same[CUE:], ends["near_miss"][CUE:])]
-        readings.append([numbers(found[place], torch.tensor(unchanged)) for place in places])
-    rows = []
-    for distance, both in zip(distances, zip(*readings)):
-        rows.append({"distance": distance} | {name: mean(one[name] for one in both)
-                                              for name in both[0]})
-    return rows
+        rows += [{"distance": distance} | numbers(found[place], torch.tensor(unchanged))
+                 for distance, place in zip(distances, places)]
+    return pd.DataFrame(rows).groupby("distance", as_index=False).mean().to_dict("records")
 
 
 def numbers(ends, unchanged):

@@ -28,24 +28,18 @@ def rows(**columns):
 
 # ------------------------------------------------------------------------------- statistics
 
-def test_a_difference_is_paired_by_seed():
-    """By hand: differences 1, 2, 3; mean 2, deviation 1, t = 2 sqrt(3), t_2(0.975) = 4.303."""
-    ours, theirs = pd.Series([11, 22, 33], [0, 1, 2]), pd.Series([30, 20, 10, 7], [2, 1, 0, 9])
-    table = tables.tests({"a": (ours, theirs)}, 2).iloc[0]
-    assert table.n == 3
-    assert table["mean ± sd"] == "2.00 ± 1.00"
-    assert table["95 % interval"] == "-0.48 to 4.48"
-    assert table.p == table.Holm == "0.074"
+def test_a_family_of_differences_by_hand():
+    """The first: differences 1, 2, 3; mean 2, deviation 1, t = 2 sqrt(3), t_2(0.975) = 4.303.
 
-
-def test_holm_counts_the_whole_family_and_leaves_out_a_pair_of_one_seed():
-    def pair(*x):
-        return pd.Series(x), pd.Series([0.0] * len(x))
-
-    table = tables.tests({"a": pair(1.0, 1.1, 1.2), "b": pair(1.0, 2.0, 3.0), "c": pair(5.0)}, 1)
-    assert list(table.difference) == ["a", "b"]
-    assert list(table.p) == ["0.003", "0.074"]
-    assert list(table.Holm) == ["0.005", "0.074"]
+    Pairs are of one seed, Holm's p counts both tests, and one seed alone is no test.
+    """
+    zero = pd.Series([0.0, 0, 0])
+    table = tables.tests({
+        "a": (pd.Series([11, 22, 33]), pd.Series([30, 20, 10, 7], [2, 1, 0, 9])),
+        "b": (pd.Series([1.0, 1.1, 1.2]), zero), "c": (pd.Series([5.0]), zero)}, 2)
+    assert table.values.tolist() == [
+        ["a", 3, "2.00 ± 1.00", "-0.48 to 4.48", "0.074", "0.074"],
+        ["b", 3, "1.10 ± 0.10", "0.85 to 1.35", "0.003", "0.005"]]
     assert list(tables.holm([0.01, 0.04, 0.03, math.nan])) == pytest.approx(
         [0.03, 0.06, 0.06, math.nan], nan_ok=True)
 
