@@ -154,6 +154,7 @@ def test_the_numbers_of_the_pages_are_those_of_the_rows():
                  "Original less Softmax", "Original less Fixed r = 1"):
         assert phrases[name] in pages[PAGES[0]], name
     assert phrases["claims"] in pages[PAGES[1]]
+    assert phrases["standard errors"] in pages[PAGES[2]]
     for path in (PAGES[1], ROOT / "README.md"):
         assert phrases["fixed curriculum"] in pages[path]
 
@@ -170,6 +171,7 @@ def test_a_seed_that_finds_exactly_95_percent_counts(monkeypatch):
     monkeypatch.setattr(tables, "found_rows", lambda name: numbers)
     found = dict(tables.retrieval(""))["seeds that find 95 % or more"]
     assert found[256].tolist() == ["1"]
+    assert tables.mean_sd(1)(pd.Series([98.0, 98.5])) == "98.3 ± 0.4"      # a tie, 98.25
 
 
 @pytest.mark.slow
@@ -316,28 +318,54 @@ def test_every_training_of_the_table_has_flags_of_train_py():
 
 
 def test_what_is_finished_is_skipped_and_what_diverged_is_left(tmp_path, monkeypatch):
-    ran = []
+    ran, ckpt, codes = [], {"finished": True, "args": {"steps": 2}}, {"train": 0, "tool": 0}
 
     def run(words, env):
         ran.append(words[2])
         if words[2] == "train":
             (tmp_path / "ckpt.pt").touch()
-        return SimpleNamespace(returncode=0)
+        return SimpleNamespace(returncode=codes[words[2]])
 
-    monkeypatch.setattr(runs, "read_checkpoint", lambda path: {
-        "finished": True, "args": {"steps": 2}})
+    def do():
+        ran.clear()
+        return runs.do(tmp_path, of_run), [*ran]
+
+    monkeypatch.setattr(runs, "read_checkpoint", lambda path: ckpt)
     monkeypatch.setattr(runs, "subprocess", SimpleNamespace(run=run))
     of_run = runs.commands(tmp_path, runs.Run("a", "--psi 2", {"b": "-m tool"}, (2, 4)), 0)
-    assert runs.do(tmp_path, of_run) is None
-    assert ran == ["train", "tool", "train", "tool"]
-    ran.clear()
+    assert do() == (None, ["train", "tool", "train", "tool"])
     (tmp_path / "b2.tsv").touch()
-    assert runs.do(tmp_path, of_run) is None
-    assert ran == ["train", "tool"]                    # to step 4: the checkpoint is at 2
-    ran.clear()
+    assert do() == (None, ["train", "tool"])           # to step 4: the checkpoint is at 2
+    ckpt["finished"] = False
+    assert do() == (None, ["train", "train", "tool"])
+    codes["tool"] = 1
+    assert do() == (of_run[3][0], ["train", "train", "tool"])
+    codes["train"] = runs.DIVERGED
+    assert do() == (of_run[3][0], ["train", "train", "tool"])
     (tmp_path / "log.tsv").write_text("step\tloss\tgrad_norm\n1\t5.5\tinf\n")
-    assert runs.do(tmp_path, of_run) is None
-    assert ran == []
+    assert do() == (None, [])
+
+
+def test_a_run_has_its_own_seeds_the_tuned_rate_and_its_name_in_the_tables(
+        tmp_path, monkeypatch, capsys):
+    """The rate with the lowest loss of those that did not diverge; RATE before any has run."""
+    for lr, loss, gradient in ((0.5, 2, 1), (0.25, 1, 1), (0.125, 0, math.inf)):
+        folder = tmp_path / f"tune_reason/softmax_lr{lr}-20"
+        folder.mkdir(parents=True)
+        (folder / "ckpt.pt").touch()
+        (folder / "log.tsv").write_text(
+            f"step\tloss\tgrad_norm\tval_loss\n1\t1\t{gradient}\t{loss}\n")
+        (folder / "table.tsv").write_text(f"lr\n{lr}\n")
+    monkeypatch.setattr(runs, "OUT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["runs", "reason", "passkey", "--print"])
+    runs.main()
+    trained = [line for line in capsys.readouterr().out.splitlines() if "-m train" in line]
+    for words, n in (("local.Softmax --layers 6 --tiles 4 --d-E 112 --lr 0.25 ", 4),
+                     ("--lr RATE", 4), ("--w-th 8192", 5), ("attention.Softmax", 3)):
+        assert sum(words in line for line in trained) == n, words
+
+    runs.join_tables(tmp_path, {folder: "softmax"})
+    assert (tmp_path / "table.tsv").read_text() == "lr\trun\n0.125\tsoftmax\n"
 
 
 @pytest.mark.slow
