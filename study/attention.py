@@ -86,7 +86,7 @@ class SSMax(Block):
 
     def encode(self, q, k, i):
         q, k = super().encode(q, k, i)
-        n = (i + 1).to(q.dtype)
+        n = (i + 1).to(q.dtype).clamp(max=self.nearby)
         return q * self.s[:, None, None] * n.log()[:, None], k
 
 
@@ -100,10 +100,14 @@ class Scored(Block):
 
     def sums(self, s, v, d):
         """h of scores s (B, H, T, S), values v (B, H, S, V) and distances d (T, S)."""
-        return self.weights(s.masked_fill(d > 0, -math.inf), d).to(v.dtype) @ v
+        return self.weights(s.masked_fill(~self.seen(d), -math.inf), d).to(v.dtype) @ v
+
+    def seen(self, d):
+        """Which keys a query sees, (T, S)."""
+        return (-self.nearby < d) & (d <= 0)
 
     def weights(self, s, d):
-        """p. s: (B, H, T, S), scores, -inf for later keys; d = j - i: (T, S)."""
+        """p. s: (B, H, T, S), scores, -inf for keys that are not seen; d = j - i: (T, S)."""
         return s.softmax(-1)
 
 
@@ -142,7 +146,7 @@ class Sigmoid(ALiBi.block):
     """Each key on its own, whatever the others are. At first a key weighs about 1/n."""
 
     def weights(self, s, d):
-        n = (d <= 0).sum(-1, keepdim=True).to(s)
+        n = self.seen(d).sum(-1, keepdim=True).to(s)
         return (self.sloped(s, d) - n.log()).sigmoid()
 
 

@@ -1,10 +1,12 @@
-"""Softmax and screening in one layout: a window in odd layers, no positions in even ones.
+"""The layout of `Local` for each mechanism: a window in odd layers, no positions in even ones.
 
-    python train.py --model study.local.Screening --layers 6 --tiles 4 --d-E 112
+    python train.py --model study.local.Entmax --layers 6 --tiles 4 --d-E 112
 
 Every second layer, the first one included, sees the last 64 tokens, the query's own among them, and
 has the positions of its mechanism. The other layers see all tokens before them and have no
-positions. So two models differ in their mechanism alone, and not in what they know about places.
+positions. So two models differ in their mechanism alone, and not in what they know about places,
+except that stick-breaking, forgetting and selective attention depend by themselves on the order of
+keys.
 """
 import math
 
@@ -13,6 +15,36 @@ import torch
 from study import attention
 
 Softmax = attention.Local
+
+
+def in_layout(mechanism):
+    """A mechanism that needs nothing but the windows and positions of `Local`, in this layout."""
+    block = mechanism.block
+    return attention.transformer_of(type(block.__name__, (Softmax.block, block), {}))
+
+
+NoPE = in_layout(attention.NoPE)
+SSMax = in_layout(attention.SSMax)
+OffByOne = in_layout(attention.OffByOne)
+Entmax = in_layout(attention.Entmax)
+StickBreaking = in_layout(attention.StickBreaking)
+Forgetting = in_layout(attention.Forgetting)
+Selective = in_layout(attention.Selective)
+
+
+@attention.transformer_of
+class ALiBi(Softmax.block, attention.ALiBi.block):
+    """Slopes in the windows. The other layers are those of softmax without positions."""
+
+    def sloped(self, s, d):
+        if self.nearby == math.inf:
+            return s
+        return super().sloped(s, d)
+
+
+@attention.transformer_of
+class Sigmoid(ALiBi.block, attention.Sigmoid.block):
+    """Slopes in the windows; the bias depends on the number of keys in all layers."""
 
 
 @attention.transformer_of

@@ -5,13 +5,14 @@ import pytest
 import torch
 
 import multiscreen as ms
-from study import attention
+from study import attention, local
 from tests.reference import MECHANISMS, reference_transformer
 from train import build_model, choose_screen, try_model
 
 # The mechanisms of the reference, and those that differ from one of them in a constant.
 NAMES = (*MECHANISMS, "SteepALiBi", "FixedSigmoid", "LateForgetting", "WideScreening")
 SIZES = {"N_L": 2, "N_H": 3, "d_E": 24, "vocab_size": 257}
+LAYOUT = [name for name in vars(local) if hasattr(getattr(local, name), "recipe")]
 
 
 def random(seed):
@@ -32,7 +33,8 @@ def moved_model(name, dtype=None):
     return model
 
 
-@pytest.mark.parametrize("name", [*(f"attention.{name}" for name in NAMES), "local.Screening"])
+@pytest.mark.parametrize("name", [*(f"attention.{name}" for name in NAMES),
+                                  *(f"local.{name}" for name in LAYOUT)])
 def test_each_is_causal_and_decodes_as_it_trains(name, capsys):
     """A prefix does not depend on what follows; a cache that forgets beyond 64 changes nothing."""
     model, x = moved_model(name).double(), draw_tokens(2, 90)
@@ -129,7 +131,7 @@ def test_forgetting_is_as_exact_far_away():
 
 # ------------------------------------------------------------------------ the layout of local.py
 
-@pytest.mark.parametrize("name", ["Softmax", "Screening"])
+@pytest.mark.parametrize("name", LAYOUT)
 @torch.no_grad()
 def test_odd_layers_see_64_tokens_and_even_ones_no_order(name):
     odd, even = moved_model(f"local.{name}").double().layers
@@ -143,8 +145,22 @@ def test_odd_layers_see_64_tokens_and_even_ones_no_order(name):
 
     beyond = torch.cat([other[:, :36], x[:, 36:]], 1)
     torch.testing.assert_close(last(odd, beyond), last(odd, x))
-    if name == "Softmax":                              # in screening a key so far has faded
+    if name not in ("Screening", "StickBreaking", "Forgetting"):   # there a key so far has faded
         edge = torch.cat([x[:, :36], other[:, 36:37], x[:, 37:]], 1)
         assert not torch.allclose(last(odd, edge), last(odd, x), rtol=0, atol=1e-9)
+
+    # What a token has selected, taken or faded depends on the tokens between.
     order = torch.cat([torch.randperm(99, generator=g), torch.tensor([99])])
-    torch.testing.assert_close(last(even, x[:, order]), last(even, x))
+    is_same = torch.allclose(last(even, x[:, order]), last(even, x))
+    assert is_same == (name not in ("StickBreaking", "Forgetting", "Selective"))
+
+
+def test_scalable_softmax_counts_the_keys_of_its_window():
+    odd, even = moved_model("local.SSMax").layers
+    q = torch.randn(1, 3, 1, 8, generator=random(0))
+
+    def length(layer, i):
+        return layer.encode(q, q, torch.tensor([i]))[0].norm().item()
+
+    assert length(odd, 500) == pytest.approx(length(odd, 63))
+    assert length(even, 500) > 1.1 * length(even, 63)
