@@ -130,18 +130,6 @@ def distances(q, k, i0):
     return torch.arange(k.shape[2], device=q.device) - i[:, None]
 
 
-class QKNorm(Block):
-    """RMSNorm with weights on queries and keys, before RoPE."""
-
-    def __init__(self, config, dtype=None, number=1):
-        super().__init__(config, dtype, number)
-        self.norm_q = nn.RMSNorm(config.d_E // config.N_H, eps=1e-5)
-        self.norm_k = nn.RMSNorm(config.d_E // config.N_H, eps=1e-5)
-
-    def encode(self, q, k, i):
-        return super().encode(self.norm_q(q), self.norm_k(k), i)
-
-
 class Transformer(Multiscreen):
     """tokens (B, T) -> logits (B, T, N), with layers, embedding and head of its own.
 

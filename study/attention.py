@@ -38,7 +38,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from lab.transformer import Block, Transformer, distances
-from lab.transformer import QKNorm as QKNormBlock
 from multiscreen import acceptance, double, mipe, mipe_angle, no_autocast, tanh_norm, unit, window
 
 
@@ -57,8 +56,20 @@ def transformer_of(block, **constants):
 # ---------------------------------------------------------- softmax, with other positions or scores
 
 Softmax = Transformer
-QKNorm = transformer_of(QKNormBlock)
 NoPE = transformer_of(Block, rope_scale=None)          # only the causal mask tells positions apart
+
+
+@transformer_of
+class QKNorm(Block):
+    """RMSNorm with weights on queries and keys, before RoPE."""
+
+    def __init__(self, config, dtype=None, number=1):
+        super().__init__(config, dtype, number)
+        self.norm_q = nn.RMSNorm(config.d_E // config.N_H, eps=1e-5)
+        self.norm_k = nn.RMSNorm(config.d_E // config.N_H, eps=1e-5)
+
+    def encode(self, q, k, i):
+        return super().encode(self.norm_q(q), self.norm_k(k), i)
 
 
 @transformer_of
