@@ -1,7 +1,7 @@
-"""The ablations and the Transformers in float64: the tests' reference of what lab/ has.
+"""The Transformers in float64: the tests' reference of what lab/ and study/ have.
 
-Independent of lab/ on purpose, and slow on purpose: one sequence, one tile and one query at a time,
-with the formulas as printed. What the ablations share with Multiscreen is the paper in the proof.
+Independent of them on purpose, and slow on purpose: one sequence, one head and one query at a time,
+with the formulas as printed. What is screened is the paper in the proof.
 
 p: parameters by name, float64; c: the model's Config; tokens: (T,) integers.
 """
@@ -9,12 +9,7 @@ import math
 
 import torch
 
-from test_multiscreen import paper_mipe as mipe
-from test_multiscreen import paper_relevance as relevance
-from test_multiscreen import paper_tanh_norm as tanh_norm
-from test_multiscreen import paper_turned as turned
-from test_multiscreen import paper_unit as unit
-from test_multiscreen import paper_visible as visible
+from test_multiscreen import paper_screening_unit, paper_turned
 
 THETA = 10_000                                         # RoPE's base
 
@@ -28,54 +23,7 @@ def rope(x, scale="1"):
         share = [n / (K // 2 - 1) for n in range(K // 2)]      # 0: the fastest, 1: the slowest
         speed = [v * float(scale[3:]) ** -x for v, x in zip(speed, share)]
         scale = "1"
-    return turned(x, torch.outer(i / float(scale), torch.tensor(speed, dtype=x.dtype)))
-
-
-# The ablations written out here. One that you add needs no reference.
-ABLATIONS = ("Rope", "Nope", "NoTanhNorm", "NoGate", "FixedR", "Compete", "Softmax", "SoftmaxRope")
-
-
-def screening_unit(q, k, v, w, r, w_th=256.0, variant="", scale="1"):
-    """Eqs. 5 to 14 for one tile: projected q, k, v, one row a token -> u. variant: an ablation."""
-    q, k, v = unit(q), unit(k), unit(v)
-    if variant in ("Rope", "SoftmaxRope"):
-        q, k = rope(q, scale), rope(k, scale)
-    elif variant != "Nope":
-        q, k = mipe(q, w, w_th), mipe(k, w, w_th)
-    h = []
-    for i in range(len(q)):
-        j = torch.tensor(visible(i, len(k), w))
-        d = (j - i).double()
-        alpha = relevance(k[j] @ q[i], d, w, r)
-        if variant == "Compete":
-            alpha = alpha / (1 + alpha.sum())
-        elif variant in ("Softmax", "SoftmaxRope"):
-            m = (1 + (math.pi * d / w).cos()) / 2
-            alpha = torch.softmax(2 * (k[j] @ q[i]) / r + m.log(), 0)
-        h.append(alpha @ v[j])
-    h = torch.stack(h)
-    return h if variant == "NoTanhNorm" else tanh_norm(h)
-
-
-def reference_logits(p, c, tokens, variant="", scale="1"):
-    """Eqs. 1 to 18: the logits (T, N) of Multiscreen, or of an ablation."""
-    E = unit(p["W_E"])
-    x = p["s_E"].exp() * E[tokens]
-    for n in range(c.N_L):
-        layer = f"layers.{n}."
-        W = {key.removeprefix(layer): value for key, value in p.items() if key.startswith(layer)}
-        update = 0
-        for t in range(c.N_H):
-            w = W["s_w"][t].exp() + 1
-            r = 1 if variant == "FixedR" else 1 / (1 + (-W["s_r"][t]).exp())
-            q, k, v = (x @ W[name][:, t] for name in ("W_Q", "W_K", "W_V"))
-            y = screening_unit(q, k, v, w, r, c.w_th, variant, scale)
-            if variant != "NoGate":
-                g = x @ W["W_G"][:, t]
-                y = y * (g / (1 + (-g).exp())).tanh()
-            update = update + y @ (W["s_O"][t].exp() * W["W_O"][t])
-        x = x + update
-    return x @ (p["s_F"].exp() * E).T
+    return paper_turned(x, torch.outer(i / float(scale), torch.tensor(speed, dtype=x.dtype)))
 
 
 # The mechanisms of study/attention.py written out here. One that you add needs none.
@@ -145,7 +93,7 @@ def reference_transformer(p, c, tokens, variant="Softmax"):
             if variant == "Screening":
                 # s_w is stored as an eighth.
                 w, r = (8 * W["s_w"][t]).exp() + 1, 1 / (1 + (-W["s_r"][t]).exp())
-                heads.append(screening_unit(q, k, v, w, r))
+                heads.append(paper_screening_unit(q, k, v, w, r, 256.0))
                 continue
             log_f = selected = None
             if variant == "Forgetting":

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+import test_multiscreen as proof
 import train
 from lab import ablations, measure, perplexity, prepare, sample
 from lab.transformer import Transformer, rope, scale_rope
 from multiscreen import Config, GatedScreeningTiles, Multiscreen
 from tests.helpers import moved_model, read_table
-from tests.reference import ABLATIONS, reference_logits
+from tests.reference import rope as rope_of_the_paper
 
 for package in ("pandas", "scipy", "matplotlib"):      # the extra `lab`
     pytest.importorskip(package)
@@ -351,11 +352,6 @@ def test_a_zstandard_file_that_was_cut_off_is_refused(call):
 
 # ------------------------------------------------------------------ the Transformer, the ablations
 
-def small_transformer(**sizes):
-    torch.manual_seed(0)
-    return Transformer(Config(vocab_size=50, **({"N_L": 2, "N_H": 3, "d_E": 24} | sizes))).double()
-
-
 @torch.no_grad()
 def test_rope_is_scaled_for_longer_texts():
     """Positions divided by 4 are those of every fourth token; ntk leaves the fastest pair alone."""
@@ -364,7 +360,8 @@ def test_rope_is_scaled_for_longer_texts():
     ntk = rope(x, 4 * i, 1.0, 4.0)
     torch.testing.assert_close(ntk[..., [0, 4]], rope(x, 4 * i)[..., [0, 4]])
     torch.testing.assert_close(ntk[..., [3, 7]], rope(x, i)[..., [3, 7]])
-    model, tokens = small_transformer(), torch.randint(50, (1, 30))
+    model = Transformer(Config(vocab_size=50, N_L=2, N_H=3, d_E=24)).double()
+    tokens = torch.randint(50, (1, 30))
     as_trained = model(tokens)
     for factor in ("4", "ntk4"):
         scale_rope(model, factor)
@@ -387,27 +384,46 @@ def test_parameter_counts_are_the_papers(sizes, lr, counts):
     assert (n, n - model.W_E.numel()) == counts
 
 
-VARIANTS = [ablations.Rope, ablations.Nope, ablations.NoTanhNorm, ablations.NoGate,
-            ablations.FixedR, ablations.Compete, ablations.Softmax, ablations.SoftmaxRope]
-NAMES = dict(zip(VARIANTS, ABLATIONS))                 # as tests/reference.py calls them
+def compete(s, d, w, r, relevance=proof.paper_relevance):
+    alpha_d = relevance(s, d, w, r)
+    return alpha_d / (1 + alpha_d.sum())
+
+
+def softmax(s, d, w, r):
+    m = (1 + (math.pi * d / w).cos()) / 2
+    return (2 * s / r + m.log()).softmax(0)
+
+
+# What an ablation puts in place of functions of the paper in the proof.
+ROPE = {"paper_mipe": lambda x, w, w_th: rope_of_the_paper(x)}
+CHANGED = {ablations.Rope: ROPE, ablations.Nope: {"paper_mipe": lambda x, w, w_th: x},
+           ablations.NoTanhNorm: {"paper_tanh_norm": lambda h: h}, ablations.FixedR: {},
+           ablations.Compete: {"paper_relevance": compete},
+           ablations.Softmax: {"paper_relevance": softmax},
+           ablations.SoftmaxRope: ROPE | {"paper_relevance": softmax}}
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("cls, scale", [*((cls, "1") for cls in VARIANTS), (ablations.Rope, "8"),
+@pytest.mark.parametrize("cls, scale", [*((cls, "1") for cls in CHANGED), (ablations.Rope, "8"),
                                         (ablations.Rope, "ntk8")])
-def test_each_ablation_is_the_paper_with_one_thing_changed(cls, scale):
+def test_each_ablation_is_the_paper_with_one_thing_changed(cls, scale, monkeypatch):
     """Against the paper in float64 loops, with the formula of the ablation as printed."""
     model = moved_model(f"{cls.__module__}.{cls.__name__}").double()
+    x, p = torch.randint(50, (1, 50)), dict(model.named_parameters())
+    paper = proof.paper_logits(p, model.config, x[0])
+    for name, f in CHANGED[cls].items():
+        monkeypatch.setattr(proof, name, f)
     if scale != "1":
         scale_rope(model, scale)
-    x, p = torch.randint(50, (1, 50)), dict(model.named_parameters())
-    exact = reference_logits(p, model.config, x[0], NAMES[cls], scale)
+        monkeypatch.setattr(proof, "paper_mipe", lambda x, w, w_th: rope_of_the_paper(x, scale))
+    if cls is ablations.FixedR:                        # r = sigmoid(inf) = 1
+        p = {name: W + torch.inf if name.endswith("s_r") else W for name, W in p.items()}
+    exact = proof.paper_logits(p, model.config, x[0])
     assert (model(x)[0] - exact).norm() < 1e-8 * exact.norm()
-    if cls is not ablations.NoGate:                    # its model has no W_G for the paper
-        assert (reference_logits(p, model.config, x[0]) - exact).norm() > 1e-4 * exact.norm()
+    assert (paper - exact).norm() > 1e-4 * exact.norm()
 
 
-@pytest.mark.parametrize("cls", VARIANTS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", [*CHANGED, ablations.NoGate], ids=lambda cls: cls.__name__)
 def test_each_ablation_decodes_as_it_reads_and_learns_all_but_what_is_fixed(cls):
     torch.manual_seed(0)
     model = Multiscreen(Config(psi=3, vocab_size=50), tiles=cls)
@@ -425,6 +441,7 @@ def test_without_a_gate_more_tiles_make_up_for_the_weights_as_in_the_paper():
     with torch.device("meta"):
         model = Multiscreen(Config(psi=16, N_L=19, N_H=19), tiles=ablations.NoGate)
     assert sum(p.numel() for p in model.parameters()) == 27_653_437
+    assert all(layer.gate(None) == 1 for layer in model.layers)
 
 
 def test_softmax_weights_are_finite_where_all_similarities_are_low():

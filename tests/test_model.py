@@ -12,26 +12,24 @@ from multiscreen import Config, Multiscreen
 from test_multiscreen import INF, correlated, draw_tokens, small
 
 
-@pytest.mark.parametrize("name, x", [("psi", 0), ("N_L", 0), ("d_K", 1), ("vocab_size", 0),
-                                     ("w_th", 1.0), ("w_th", math.nan), ("w_th", INF)])
+@pytest.mark.parametrize("name, x", [("N_L", 0), ("d_K", 1), ("w_th", 1.0), ("w_th", math.nan),
+                                     ("w_th", INF)])
 def test_an_impossible_size_is_named(name, x):
     with pytest.raises(ValueError, match=f"{name} is {x}"):
         Config(**{name: x})
 
 
-@pytest.mark.parametrize("shape", [(5,), (0,), (1, 0), (0, 5), (1, 5, 2)])
+@pytest.mark.parametrize("shape", [(5,), (1, 0), (0, 5), (1, 5, 2)])
 def test_tokens_of_another_shape_are_refused(shape):
     tokens = torch.zeros(shape, dtype=torch.long)
-    with pytest.raises(ValueError, match="tokens has shape"):
-        small()(tokens)
-    with pytest.raises(ValueError, match="tokens has shape"):
-        small().generate(tokens, 1)
+    for use in (small(), lambda tokens: small().generate(tokens, 1)):
+        with pytest.raises(ValueError, match="tokens has shape"):
+            use(tokens)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_parameters_of_16_bits_are_refused(dtype):
+def test_parameters_of_16_bits_are_refused():
     with pytest.raises(TypeError, match="keep them in float32"):
-        small().to(dtype)(draw_tokens(1, 5))
+        small().bfloat16()(draw_tokens(1, 5))
 
 
 def test_what_a_loss_or_a_cache_does_not_fit_is_refused():
