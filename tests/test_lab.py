@@ -16,7 +16,7 @@ import train
 from lab import ablations, measure, perplexity, prepare, sample
 from lab.transformer import Transformer, rope, scale_rope
 from multiscreen import Config, GatedScreeningTiles, Multiscreen
-from tests.helpers import moved_model, read_table
+from tests.helpers import SMALL, TEXT, args_of, moved_model, read_table, write
 from tests.reference import rope as rope_of_the_paper
 
 for package in ("pandas", "scipy", "matplotlib"):      # the extra `lab`
@@ -197,16 +197,13 @@ class Alibi(GatedScreeningTiles):
 def checkpoint(tmp_path):
     """checkpoint(*flags of train.py): the path of a new model's checkpoint."""
     def make(*flags):
-        text = tmp_path / "text.txt"
-        text.write_text("".join(f"{n} bottles of beer\n" for n in range(300)))
-        args = train.get_args(["--psi", "2", "--seq-len", "16", "--device", "cpu", "--data",
-                               str(text), "--kernel", "multiscreen", *flags])
+        text = write(tmp_path, {"text.txt": TEXT[:6000]}) / "text.txt"
+        args = args_of([*SMALL, "--seq-len", "16", "--data", text, *flags])
         torch.manual_seed(0)
         model = train.make_model(args, train.get_tokenizer("bytes"))
         train.magnify(model)
-        (tmp_path / "out").mkdir(exist_ok=True)
-        train.save_checkpoint(tmp_path / "out/ckpt.pt", model, args, step=7)
-        return tmp_path / "out/ckpt.pt"
+        train.save_checkpoint(tmp_path / "ckpt.pt", model, args, step=7)
+        return tmp_path / "ckpt.pt"
     return make
 
 
@@ -254,18 +251,20 @@ def test_the_token_at_position_p_is_predicted_from_the_p_before_it(checkpoint):
 
 def test_tiles_show_all_weight_of_the_screens_own(checkpoint):
     tiles, tokens = pytest.importorskip("lab.tiles"), torch.randint(257, (1, 40))
-    for name, beyond in (("multiscreen", False), (f"{__name__}.Alibi", True)):
-        model, _, _ = train.load_checkpoint(checkpoint("--model", name))
-        found, maps = tiles.measure(model, tokens)
-        for tile, alpha in zip(found, maps, strict=True):
-            assert not np.ma.getmaskarray(alpha)[alpha.data != 0].any()    # no weight is gray
-            if beyond:
-                np.testing.assert_allclose(alpha.data.sum(1), 1, atol=1e-3)
-                assert tile["alive"] == 1
-        if not beyond:
-            for alpha, right in zip(maps, torch.cat(model.relevance_maps(tokens), 1)[0]):
-                np.testing.assert_allclose(alpha.data, right, atol=1e-6)
-        assert (found[0]["beyond_w"] > 0.1) == beyond  # a window of two tokens
+    model, _, _ = train.load_checkpoint(checkpoint())
+    found, maps = tiles.measure(model, tokens)
+    for alpha, right in zip(maps, torch.cat(model.relevance_maps(tokens), 1)[0], strict=True):
+        np.testing.assert_allclose(alpha.data, right, atol=1e-6)
+        assert not np.ma.getmaskarray(alpha)[alpha.data != 0].any()        # no weight is gray
+    assert found[0]["beyond_w"] == 0
+
+    model, _, _ = train.load_checkpoint(checkpoint("--model", f"{__name__}.Alibi"))
+    found, maps = tiles.measure(model, tokens)
+    for tile, alpha in zip(found, maps, strict=True):
+        np.testing.assert_allclose(alpha.data.sum(1), 1, atol=1e-3)
+        assert not np.ma.getmaskarray(alpha)[alpha.data != 0].any()
+        assert tile["alive"] == 1
+    assert found[0]["beyond_w"] > 0.1                  # a window of two tokens
 
 
 def test_tiles_are_drawn_and_a_sample_is_text(call, checkpoint):

@@ -42,8 +42,21 @@ HERE = __name__                                        # what MODULE.NAME calls 
 
 # --------------------------------------------------------------------------------- learning
 
-def test_twelve_steps_are_those_of_a_plain_loop_and_are_logged(tmp_path):
+def test_twelve_steps_are_those_of_a_plain_loop_and_are_logged(tmp_path, monkeypatch):
     """Bit for bit: two passes a step, warm-up, clipping, decay, the order of the sequences."""
+    clock = [0.0]                                      # seconds
+
+    def slow(name, seconds):
+        right = getattr(train, name)
+
+        def f(*inputs):
+            clock[0] += seconds
+            return right(*inputs)
+        monkeypatch.setattr(train, name, f)
+
+    slow("accumulate_gradients", 60.0)
+    slow("evaluate", 1000.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     flags = ["--batch-tokens", "256", "--weight-decay", "0.1", "--clip", "0.5", "--seed", "3"]
     ckpt = fit(tmp_path / "out", "--steps", "12", *flags, "--log-every", "5", "--eval-every", "8")
     torch.manual_seed(3)
@@ -79,6 +92,7 @@ def test_twelve_steps_are_those_of_a_plain_loop_and_are_logged(tmp_path):
     for row in rows:
         found = [float(row[name]) for name in ("loss", "lr", "grad_norm", "w_median", "w_max")]
         assert found == wanted[int(row["step"]) - 1]
+        assert row["ms"] == "60000"                    # evaluations do not count
 
 
 def eager(f):
@@ -112,25 +126,6 @@ def test_the_validation_loss_is_the_mean_over_sequences_spread_evenly_and_withou
 def test_a_sample_is_held_out_text_and_how_the_model_continues_it():
     data = [np.frombuffer(TEXT.encode(), np.uint8).astype(int)]
     assert SAMPLE(Fake(), data, train.get_tokenizer("bytes")) == TEXT[:32] + "0?"
-
-
-def test_the_speed_is_that_of_the_steps_since_the_last_line(tmp_path, monkeypatch):
-    """An evaluation does not count."""
-    clock, step, evaluate = [0.0], torch.optim.AdamW.step, train.evaluate
-
-    def slow_step(self, *inputs, **options):
-        clock[0] += 60.0                               # seconds
-        return step(self, *inputs, **options)
-
-    def slow_evaluate(*inputs):
-        clock[0] += 1000.0
-        return evaluate(*inputs)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", slow_step)
-    monkeypatch.setattr(train, "evaluate", slow_evaluate)
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    fit(tmp_path / "out", "--steps", "6", "--log-every", "3", "--eval-every", "4")
-    assert {row["ms"] for row in read_table(tmp_path / "out/log.tsv")} == {"60000"}
 
 
 @pytest.mark.slow
@@ -236,19 +231,12 @@ def test_a_pipe_that_nobody_reads_any_longer_changes_nothing(tmp_path, monkeypat
     assert fit(tmp_path / "out", "--steps", "2")["step"] == 2
 
 
-class Curriculum:
+class Curriculum(train.Text):
     """Documents that end training after two steps, whose state is the number of steps so far."""
+    state = 0
 
     def __init__(self, args, tokenizer, part):
-        self.state = 0
-
-    def __len__(self):
-        return 9
-
-    def __getitem__(self, n):
-        return np.full(33, 65 + n % 9)
-
-    draw = __getitem__
+        super().__init__([np.full(999, 65)], args, tokenizer.n_vocab)
 
     def observe(self, loss):
         self.state += 1
@@ -459,11 +447,8 @@ def test_data_is_found_from_another_folder(tmp_path, monkeypatch):
 
 # ------------------------------------------------------------------------------- checkpoints
 
-def test_a_checkpoint_serves_and_code_that_was_edited_since_is_named(copied, capsys):
-    model, tokenizer, ckpt = train.load_checkpoint("out/ckpt.pt")
-    assert ckpt["step"] == 2 and ckpt["finished"] and not model.training
-    assert tokenizer.n_vocab == model.config.vocab_size == 257
-    assert_same_weights({"weights": model.state_dict()}, ckpt)
+def test_code_that_was_edited_since_is_named(copied, capsys):
+    _, _, ckpt = train.load_checkpoint("out/ckpt.pt")
     assert "multiscreen.py" not in capsys.readouterr().err
     ckpt["source"]["multiscreen"] += "an_edit = 1"
     torch.save(ckpt, "out/ckpt.pt")
@@ -484,7 +469,8 @@ def test_a_loop_of_your_own_saves_its_model_whatever_its_windows(tmp_path):
     model = train.build_model(f"{HERE}.Keeps", {"psi": 2, "vocab_size": 257})
     model.expand_windows(64)                           # some become infinite
     train.save_checkpoint(tmp_path / "ckpt.pt", model, args_of(flags))
-    again, _, ckpt = train.load_checkpoint(tmp_path / "ckpt.pt")
+    again, tokenizer, ckpt = train.load_checkpoint(tmp_path / "ckpt.pt")
+    assert not again.training and tokenizer.n_vocab == 257
     assert_same_weights({"weights": again.state_dict()}, {"weights": model.state_dict()})
     assert ckpt["args"]["seq_len"] == 64 and ckpt["args"]["model"] == f"{HERE}.Keeps"
     with pytest.raises(SystemExit, match="not a checkpoint of train.py"):
@@ -574,20 +560,13 @@ def test_a_bad_checkpoint_is_one_line_and_nothing_in_it_runs(copied, kind):
 
 def test_a_checkpoint_has_the_code_that_was_trained_though_it_was_edited_since(
         tmp_path, monkeypatch):
-    write(tmp_path, {"base_of_mine.py": "from multiscreen import GatedScreeningTiles as Tiles\n"
-                                        "class Base(Tiles): pass\n",
-                     "layers_of_mine.py": "from base_of_mine import Base\n"
-                                          "class Mine(Base): pass\n"})
+    path = tmp_path / "layers_of_mine.py"
+    path.write_text(f"from {HERE} import Keeps\nclass Mine(Keeps): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
-
-    def observe(self, loss):
-        with open(tmp_path / "layers_of_mine.py", "a") as file:
-            file.write("# an edit\n")
-
-    monkeypatch.setattr(train.Text, "observe", observe)
-    ckpt = fit(tmp_path / "out", "--steps", "1", "--model", "layers_of_mine.Mine")
-    for name in ("layers_of_mine", "base_of_mine"):
-        assert ckpt["source"][name].endswith("pass\n")
+    monkeypatch.setattr(train.Text, "observe", lambda self, loss: path.write_text("# an edit\n"))
+    ckpt = fit(tmp_path / "out", "--model", "layers_of_mine.Mine")
+    assert ckpt["source"]["layers_of_mine"].endswith("pass\n")
+    assert ckpt["source"][HERE] == Path(__file__).read_text("utf-8")       # that of its base
 
 
 def test_the_bundled_models_answer():
