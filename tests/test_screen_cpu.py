@@ -55,7 +55,7 @@ def in_float32(*inputs):
 edges = st.one_of(widths, st.sampled_from([16.5, 17.0, 17.2, 31.9, 32.0, 33.0, INF]))
 
 
-@given(seed=seeds, B=st.integers(1, 2), T=st.integers(1, 200), i0=st.integers(-90, 200),
+@given(seed=seeds, B=st.integers(1, 2), T=st.integers(1, 120), i0=st.integers(-90, 120),
        more=st.sampled_from([0, 0, 0, 0, 5, -5]), w=st.lists(edges, min_size=3, max_size=3),
        r=st.lists(acceptances, min_size=3, max_size=3))
 @example(seed=0, B=2, T=140, i0=0, more=0, w=[16.5, 17.0, 17.2], r=[0.3, 0.5, 1.0])
