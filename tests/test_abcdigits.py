@@ -27,7 +27,7 @@ def test_prompts_are_the_authors_bit_for_bit(prompts, digest):
     assert hashlib.sha256("\0".join(prompts).encode()).hexdigest() == digest
 
 
-@pytest.mark.parametrize("depth, before", [(0, 0), (1, 25)])
+@pytest.mark.parametrize("depth, before", [(0, 0), (0.7, 17), (1, 25)])
 def test_the_shortest_prompt_has_a_line_for_each_letter_and_the_needles_again(depth, before):
     prompt, = abcdigits.generate_by_line_count(27, depth, n_trials=1)
     lines = prompt.splitlines()
