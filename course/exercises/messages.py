@@ -56,9 +56,7 @@ def message(case, causes, found, wanted, wrong, name, hint):
     if other:
         return "\n".join([*lines, other])
     x, y = found[what], wanted[what]
-    if not lines and case.hint_at_nan and not x.isfinite().all():
-        lines.append(case.hint_at_nan)
-    elif not lines and case.hint:
+    if not lines and case.hint:
         lines.append(case.hint)
     if not lines and what.startswith("the gradient") and not x.any():
         return (f"{what} of {name} is 0 everywhere: is the input detached, or turned into a number "
@@ -83,9 +81,10 @@ def describe_other(found, wanted, what, name, case):
         kind = found.get("the value", "nothing")
         kind = kind if isinstance(kind, str) else f"{len(kind)} things"
         return f"{name} returns {kind}; it should return {', '.join(wanted)}"
-    order = other_order(found, wanted, case)
-    if order:
-        return f"{name} returns the right results in another order: {', '.join(order)}"
+    names = list(wanted)
+    for order in itertools.permutations(names) if 1 < len(case.outputs) <= 5 else ():
+        if all(agree(found[mine], wanted[right], case) for mine, right in zip(names, order)):
+            return f"{name} returns the right results in another order: {', '.join(order)}"
     x, y = found[what], wanted[what]
     if not is_plain(x):
         kind = f"{len(x)} things" if isinstance(x, tuple) else x
@@ -99,17 +98,6 @@ def describe_other(found, wanted, what, name, case):
     if x.is_floating_point():
         line += ". math.pi * d, for integers d, and a new tensor without dtype= are float32"
     return line
-
-
-def other_order(found, wanted, case):
-    """The names of your results in the order in which you return them, if only that is wrong."""
-    names = list(wanted)
-    if found.keys() != wanted.keys() or not case.outputs or len(names) > 5:
-        return ()
-    for order in itertools.permutations(names):
-        if all(agree(found[mine], wanted[right], case) for mine, right in zip(names, order)):
-            return order
-    return ()
 
 
 def describe_numbers(x, y, what, case):
@@ -160,17 +148,6 @@ def about_axes(x, y):
                     "of your result is right")
     if near(x.flatten(), y.flatten()):
         return ". The numbers are right in their order, but the shape is another"
-    if x.shape != y.shape:
-        return ""
-    for axis, n in enumerate(x.shape):
-        if near(x.flip(axis), y):
-            return f". The numbers are right, but axis {axis} runs backwards"
-        for here, there in ((1, 0), (0, 1)):
-            if n < 3:
-                continue
-            moved, right = x.narrow(axis, here, n - 1), y.narrow(axis, there, n - 1)
-            if near(moved, right) and right.std(axis).max() > 1e-3:
-                return f". The numbers are right, but one place too far along axis {axis}"
     return ""
 
 
@@ -181,10 +158,6 @@ def about_numbers(x, y):
     if not off(-x, y, 1e-5, math.inf).any() and y.any():
         return ". Only the sign is wrong"
     if x.numel() == 1:                                 # one number has a factor in any case
-        for n in (2, 3, 4, 8, 16, math.pi):
-            for factor, words in ((n, f"{n:.3g}"), (1 / n, f"1/{n:.3g}")):
-                if abs(x.item() / y.item() / factor - 1) < 1e-5:
-                    return f". It is {words} times what it should be"
         return ""
     factor = ((x * y).sum() / y.square().sum()).item()
     # The nearer it is to 1, the closer it has to fit: 0.999 for the largest is not for all.
@@ -194,12 +167,6 @@ def about_numbers(x, y):
     shift = (x - y).mean().item()
     if abs(shift) > 1e-3 and near(x - shift, y):
         return f". All are {abs(shift):.4g} too {'large' if shift > 0 else 'small'}"
-    for words, f in (("squares", torch.square), ("square roots", torch.sqrt), ("exponentials",
-                     torch.exp), ("logarithms", torch.log), ("inverses", torch.reciprocal)):
-        if near(x, f(y)):
-            return f". All are the {words} of what they should be"
-    if near(x, 1 - y):
-        return ". All are 1 minus what they should be"
     for axis in reversed(range(x.ndim)):
         if x.shape[axis] > 1 and near(x.sum(axis), torch.ones_like(x.sum(axis))):
             return f". They add up to 1 along axis {axis}, as after a softmax"
@@ -207,10 +174,6 @@ def about_numbers(x, y):
             return f". They have the mean 0 along axis {axis}, as after LayerNorm"
         if x.shape[axis] > 1 and near(x.norm(dim=axis), torch.ones_like(x.sum(axis))):
             return f". They have the length 1 along axis {axis}"
-    in_order = x.flatten()[y.flatten().argsort()].diff()
-    if x.numel() > 20 and x.unique().numel() > 10 and (in_order >= 0).all():
-        return (". They are a function of the right numbers, such as their tanh: what comes last "
-                "is wrong, or too much")
     for axis in reversed(range(x.ndim)):
         scale = (x * y).sum(axis, keepdim=True) / y.square().sum(axis, keepdim=True)
         if x.ndim > 1 and x.shape[axis] > 2 and near(x, scale * y):
@@ -227,15 +190,11 @@ def about_places(x, y, wrong):
             return ". Only numbers that should be 0 are wrong"
         if not (x[wrong] - x[wrong][0]).any():
             return f". All wrong ones are {x[wrong][0]:.4g}"
-    for axis in range(wrong.ndim):
-        others = [n for n in range(wrong.ndim) if n != axis]
-        bad = wrong.any(others) if others else wrong
-        n, bad = len(bad), bad.nonzero().flatten().tolist()
+    for axis, n in enumerate(wrong.shape):
+        bad = wrong.movedim(axis, 0).flatten(1).any(1) if wrong.ndim > 1 else wrong
+        bad = bad.nonzero().flatten().tolist()
         if n > 1 and len(bad) == 1:
             return f". Only index {bad[0]} of axis {axis} is wrong, of {n}"
-        if n > 2 and len(bad) == n - 1:
-            right, = set(range(n)) - set(bad)
-            return f". Only index {right} of axis {axis} is right, of {n}"
         if n > 3 and len(bad) < n and bad == list(range(bad[0], bad[-1] + 1)):
             return f". Only indices {bad[0]} to {bad[-1]} of axis {axis} are wrong, of {n}"
     share = wrong.double().mean().item()
