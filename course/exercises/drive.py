@@ -48,7 +48,10 @@ def yours(file, name):
 def driven(name, methods):
     """A method in a layer or model as a function of tensors."""
     def f(*inputs):
-        return CALLS[name](a_layer(methods) if name in LAYER else a_model(methods), *inputs)
+        made = a_layer(methods) if name in LAYER else a_model(methods)
+        if name in CALLS:
+            return CALLS[name](made, *inputs)
+        return getattr(made, name)(*inputs)
 
     return f
 
@@ -95,15 +98,7 @@ def a_model(methods):
     return model
 
 
-# ------------------------------------------------------------------- the calls of each exercise
-
-def project(layer, x, W):
-    return layer.project(x, W)
-
-
-def gate(layer, x):
-    return layer.gate(x)
-
+# ------------------------------------------ the calls of exercises that are no plain call
 
 def in_pieces(method, layer, x, pieces, screen, axis):
     """method(x, screen) without a cache, or with one that drops keys, for x in pieces."""
@@ -184,14 +179,6 @@ def begin_alike(a, b):
     return torch.allclose(a / a.std(), b / b.std(), 1e-3, 1e-3)
 
 
-def embed(model, t):
-    return model.embed(t)
-
-
-def logits(model, x):
-    return model.logits(x)
-
-
 def loss(model, tokens, targets, trained):
     """The loss, or its gradient with s_F."""
     found = model.loss(tokens, targets)
@@ -217,8 +204,7 @@ def generate(model, tokens, n, counted):
     return torch.tensor(max(lengths[len(model.layers) :])) if counted else found
 
 
-CALLS = {f.__name__: f for f in (project, gate, screening, forward, cache, initialize, embed,
-                                 logits, loss, generate)}
+CALLS = {f.__name__: f for f in (screening, forward, cache, initialize, loss, generate)}
 
 
 # ------------------------------------------------------------------------- the whole model
@@ -240,13 +226,6 @@ def whole(file, config, weights):
 
 def whole_logits(make, config, weights, tokens):
     return make(config, weights)(tokens).detach()
-
-
-def change_before(make, config, weights, tokens, j):
-    """How the logits before position j change if token j changes."""
-    model, other = make(config, weights), tokens.clone()
-    other[:, j] = (other[:, j] + 1) % SIZES["vocab_size"]
-    return (model(other) - model(tokens))[:, :j].abs().max().detach()
 
 
 def whole_generate(make, config, weights, tokens, n):
@@ -278,8 +257,8 @@ def train(make, config, weights, text, steps):
 
 # By the names that messages have for them.
 WHOLE = {"the whole model": whole_logits, "the whole model with trained weights": whole_logits,
-         "the change of earlier logits": change_before, "generate with your own cache":
-         whole_generate, "the loss": whole_gradients, "training": train}
+         "generate with your own cache": whole_generate, "the loss": whole_gradients,
+         "training": train}
 
 
 # ---------------------------------------------------------------------- part 3: memory

@@ -136,16 +136,14 @@ def missing(name, others):
 class Case:
     """Inputs on which your function is compared with the right one.
 
-    hint: what to say where no mistake is known; hint_at_nan: instead of it, where NaN or inf is in
-    your result. tolerance: relative to the largest right value, or absolute where all are below 1.
-    zero: how large a number may be where the right one is 0.
+    hint: what to say where no mistake is known. tolerance: relative to the largest right value, or
+    absolute where all are below 1. zero: how large a number may be where the right one is 0.
     through: a function of the value; what it returns is compared.
     outputs: the names of the results of a function that returns several; then, or without
     `gradients`, only values are compared, else also the gradients of all inputs.
     """
     inputs: tuple
     hint: str = ""
-    hint_at_nan: str = ""
     tolerance: float = 1e-5
     zero: float = 1e-12
     through: object = None
@@ -166,8 +164,6 @@ class Case:
         y = found.get("the value")
         if self.outputs and isinstance(y, tuple) and len(y) == len(self.outputs):
             found = dict(zip(self.outputs, y))
-        elif self.outputs and len(self.outputs) == 1:
-            found = {self.outputs[0]: y} if "the value" in found else found
         if self.through is not None and is_plain(y):
             found = found | {"the value": self.through(y)}
         return found
@@ -195,9 +191,9 @@ class Exercise:
         names = self.names or tuple(inspect.signature(self.right).parameters)
         found = self.yours(cases, names)
         for n, case in enumerate(cases):
-            wanted = results(self.right, case, names)
             if "a message" in found[n]:
                 fail(found[n]["a message"])
+            wanted = results(self.right, case, names)
             wrong = [what for what in ["an error", *wanted]
                      if not agree(found[n].get(what), wanted.get(what), case)]
             if wrong:

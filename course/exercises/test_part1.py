@@ -7,8 +7,8 @@ import torch.nn.functional as F
 import multiscreen as ms
 from course.exercises import grade
 from course.exercises.grade import correlated
+from course.exercises.mistakes import INF, MASKS, ROOTS, cosine, inside, masked
 
-INF = math.inf
 RIGHT = {name: getattr(ms, name) for name in grade.IN_ORDER if hasattr(ms, name)}
 
 
@@ -37,15 +37,6 @@ def with_whole_turns(i, w, w_th):
     """A wrong `mipe_angle`: a large angle is rounded to w's dtype."""
     w_near = w.double().clamp(max=w_th)
     return angle(i.double(), w_near, gamma(w_near, w_th)).to(w.dtype)
-
-
-def cosine(d, w):
-    """Softmask without its mask."""
-    return 0.5 * (torch.cos(math.pi * (d / w)) + 1)
-
-
-def inside(d, w):
-    return (-w < d) & (d <= 0)
 
 
 def by_rows(x, a, b, c, d):
@@ -102,7 +93,6 @@ UNIT_AT_0 = ("unit(0) must be 0, with a finite gradient: clip the length from be
 TANH_NORM_AT_0 = ("tanh_norm(0) must be 0, and the Jacobian there the identity: put a 1 in place "
                   "of small squares before the root, and use one length above and below. "
                   "torch.where alone does not help, because backward computes both branches")
-HARD = "inside the window the mask must fall from 1 to 0 as a cosine: this window is hard"
 SWAPPED = ("queries and keys were swapped, or alpha_d transposed: a row of it is a query, and "
            "relevance(q, k, ..) gives it so")
 NO_SOFTMAX = "Trim takes the similarity itself: there is no softmax"
@@ -113,16 +103,9 @@ MISTAKES = {
     "window": [
         (lambda s: s.exp(), "w lacks the + 1: the smallest window is 1"),
         (lambda s: (s + 1).exp(), "the + 1 comes after the exponential: exp(s_w) + 1"),
-        (lambda s: s.exp() - 1, "the 1 is added, not subtracted: exp(s_w) + 1"),
         (lambda s: s + 1, "s_w is the logarithm of w - 1: the exponential is missing"),
         (lambda s: 2**s + 1, "the base is e, not 2: exp(s_w) + 1"),
-        (lambda s: s.exp().clamp_min(1), "the 1 is added: this is the larger of e^s_w and 1"),
-        (lambda s: F.softplus(s), "softplus is log(1 + e^s_w): take e^s_w + 1"),
         (lambda s: F.softplus(s) + 1, "softplus is log(1 + e^s_w): take e^s_w + 1"),
-        (lambda s: 10**s + 1, "the base is e, not 10: exp(s_w) + 1"),
-        (lambda s: s.abs().exp() + 1, "s_w may be negative: e^s_w, not e^|s_w|"),
-        (lambda s: (s.exp() + 1).floor(), "w is a real number: round nothing"),
-        (lambda s: (-s).exp() + 1, "e^s_w, not e^-s_w"),
         (lambda s: s.clamp(max=80).exp() + 1, "s_w = inf must give w = inf: a clamp makes it "
          "finite"),
         (lambda s: torch.where(s == INF, INF, s.exp() + 1), "the gradient at s_w = inf must be 0, "
@@ -134,21 +117,13 @@ MISTAKES = {
         (lambda s: s.exp() + 1, "r = exp(s) + 1 is from an older version of the paper, which "
          "multiplies by r: here r is the sigmoid of s_r"),
         (lambda s: s.exp(), "r has no upper limit: it is the sigmoid of s_r, below 1"),
-        (lambda s: F.softplus(s), "r has no upper limit: it is the sigmoid of s_r, below 1"),
         (lambda s: s.clamp(1e-3, 1), "s_r is not yet r: take its sigmoid"),
-        (lambda s: s.tanh().clamp_min(1e-3), "this is tanh: r is the sigmoid of s_r"),
-        (lambda s: s.softmax(0), "this is a softmax: r is the sigmoid of s_r"),
         (lambda s: torch.sigmoid(-s).clamp_min(1e-3), "the sign of s_r is wrong: a larger s_r "
          "accepts more"),
         (lambda s: torch.sigmoid(s), "r is not clipped: it is at least 1e-3"),
-        *[(f, "this is no sigmoid: r is 1/(1 + e^-s_r)") for f in (
-            lambda s: F.hardsigmoid(s).clamp_min(1e-3), lambda s: (s.tanh() + 1).clamp_min(1e-3),
-            lambda s: ((s.tanh() + 1) / 2).clamp_min(1e-3), lambda s: (s + 1).clamp(1e-3, 1))],
         (lambda s: 1e-3 + 0.999 * torch.sigmoid(s), "1e-3 is a lower limit: clip r there, and "
          "scale nothing"),
-        (lambda s: torch.sigmoid(s) + 1e-3, "1e-3 is a lower limit: clip r there, add nothing"),
-        (lambda s: torch.sigmoid(s).clamp(max=1e-3), "1e-3 is the lower limit: "
-         "clamp(min=1e-3)")],
+        (lambda s: torch.sigmoid(s) + 1e-3, "1e-3 is a lower limit: clip r there, add nothing")],
     "unit": [
         (lambda x: x / x.norm(), "all vectors were divided by one length: each has its own"),
         (lambda x: F.normalize(x), "the length is that of the last dimension, dim=-1: this is that "
@@ -166,18 +141,6 @@ MISTAKES = {
          "clipped at eps, and so the length at the root of eps: clip the square at eps^2"),
         (lambda x: F.layer_norm(x, x.shape[-1:]), "this is LayerNorm, which also subtracts the "
          "mean: unit divides by the length, and nothing else"),
-        (lambda x: x / x.norm(dim=0, keepdim=True).clamp_min(1e-6), "the length is that of the "
-         "last dimension, dim=-1: this is that of the first"),
-        (lambda x: x * length(x), "multiplied by the length: divide by it"),
-        (lambda x: x / x.std(-1, keepdim=True), "divided by the standard deviation: the length is "
-         "the root of the sum of the squares"),
-        (lambda x: ms.unit(x - x.mean(-1, keepdim=True)), "the mean was subtracted, as in "
-         "LayerNorm: unit divides by the length, and nothing else"),
-        (lambda x: x.softmax(-1), "this is a softmax: unit divides by the length"),
-        (lambda x: x / x.abs().sum(-1, keepdim=True), "divided by the sum of the absolute values: "
-         "the length is the root of the sum of the squares"),
-        (lambda x: x / x.abs().amax(-1, keepdim=True), "divided by the largest number: the length "
-         "is the root of the sum of the squares"),
         (lambda x: x / length(x), UNIT_AT_0),
         (lambda x: x / length(x).clamp_min(1e-6), UNIT_AT_0),
         (lambda x: x / length(x).clamp_min(1e-6).detach(), "the length is detached: it changes "
@@ -195,22 +158,11 @@ MISTAKES = {
          "missing in gamma: (cos + 1)/2"),
         (lambda i, w, w_th: angle(i, w, gamma(w / math.pi, w_th)), "gamma lacks pi: "
          "cos(pi w/w_th)"),
-        (lambda i, w, w_th: angle(i, w, gamma(w, w_th)).mT, "the angle is (H, T), a row for each "
-         "window: (gamma / w)[:, None]"),
         (lambda i, w, w_th: angle(i, w, (1 - torch.cos(math.pi * w / w_th)) / 2), "the sign of the "
          "cosine: gamma falls from 1 to 0, (cos + 1)/2"),
         (lambda i, w, w_th: angle(i, w, 1 - w / w_th), "gamma falls as a cosine, not as a line"),
-        (lambda i, w, w_th: angle(i, w, gamma(w_th, w)), "gamma takes w / w_th, not w_th / w"),
-        (lambda i, w, w_th: angle(i, w, torch.cos(math.pi * w / w_th)), "gamma is (cos + 1)/2, "
-         "which ends at 0"),
-        (lambda i, w, w_th: angle(i, w, 2 * gamma(w, w_th) * gamma(w, w_th)), "gamma is (cos + "
-         "1)/2 itself, and not squared"),
-        (lambda i, w, w_th: ms.mipe_angle(i + 1, w, w_th), "positions begin at 0: the angle of "
-         "position i is pi i gamma / w"),
         (lambda i, w, w_th: i * 10000.0 ** (-torch.arange(len(w)) / len(w))[:, None].to(w) +
          0 * w[:, None], "these are RoPE's angles: MiPE's depend on w"),
-        (lambda i, w, w_th: ms.mipe_angle(i, w, 256.0), "w_th is an argument, and not always 256"),
-        (lambda i, w, w_th: -ms.mipe_angle(i, w, w_th), "the sign: the angle grows with i"),
         (lambda i, w, w_th: angle(i, w.clamp(max=w_th), gamma(w.clamp(max=w_th), w_th)), "far out "
          "the angle is off: convert i and w to float64 before anything else, and remove whole "
          "turns before you convert the angle back to w's dtype"),
@@ -232,141 +184,47 @@ MISTAKES = {
          "where it multiplies numbers of x"),
         (lambda x, angle: by_rows(x, angle.cos(), angle.sin(), angle.sin(), angle.cos()),
          "a minus is missing: the first number is x_0 cos - x_1 sin"),
-        (lambda x, angle: by_rows(x, angle.cos(), -angle.sin(), angle.sin(), -angle.cos()),
-         "a minus too many: the second number is x_0 sin + x_1 cos"),
         (lambda x, angle: by_rows(x, angle.cos(), -angle.sin(), angle.sin() * angle.cos(),
                                   angle.cos() - angle.sin() ** 2), "the second number takes the "
          "x_0 that has turned already: keep the old one"),
         (lambda x, angle: by_rows(x, angle.sin(), -angle.cos(), angle.cos(), angle.sin()),
          "sine and cosine were swapped: a turn by 0 changes nothing"),
-        (lambda x, angle: ms.mipe(x, angle / 2), "the angle is halved: turn by it as it is"),
-        (lambda x, angle: ms.mipe(x, angle * 2), "the angle is doubled: turn by it as it is"),
-        (lambda x, angle: ms.mipe(x, torch.deg2rad(angle)), "the angle is in radians already"),
-        (lambda x, angle: ms.mipe(x.roll(2, -1), angle).roll(-2, -1), "the last two dimensions "
-         "turn: MiPE turns the first two"),
-        (lambda x, angle: ms.mipe(x, angle).roll(-2, -1), "the two that turn stand behind the "
-         "others: they stay in front"),
-        (lambda x, angle: by_rows(x, angle.cos(), -angle.sin(), angle.cos(), angle.sin()), "the "
-         "second number takes sine and cosine of the first: it is x_0 sin + x_1 cos"),
         (lambda x, angle: ms.mipe(x, angle)[..., :2], "the other dimensions are missing: put them "
-         "behind the two that turn"),
-        (lambda x, angle: ms.mipe(x, angle[:1].expand_as(angle)), "each tile has angles of its "
-         "own"),
-        (lambda x, angle: ms.mipe(x, angle[:, :1].expand_as(angle)), "each position has angles of "
-         "its own")],
+         "behind the two that turn")],
     "trim": [
-        (lambda s, r: (1 - (1 - s) * r).relu().square(), "1 - s must be divided by r, not "
-         "multiplied by it"),
-        (lambda s, r: (s - (1 - r)).relu().square(), "what is above the threshold 1 - r must be "
-         "divided by r, the width"),
+        *[(lambda s, r, z=z: z(s, r).square(), says) for z, says in ROOTS],
         (lambda s, r: (s - (1 - r)).relu().square() / r, "the division by r comes before the "
          "square"),
-        (lambda s, r: (1 - (1 - s) / r).square(), "below the threshold the relevance rises again: "
-         "the max with 0 comes before the square"),
-        (lambda s, r: (1 - (1 - s) / r).relu() ** 3, "this is a cube: Trim is a square"),
         (lambda s, r: (1 - (1 - s) / r).relu(), "the square is missing"),
         (lambda s, r: (1 - ((1 - s) / r).square()).relu(), "square the whole expression, after the "
          "max with 0"),
-        (lambda s, r: (1 - s / r).relu().square(), "Trim compares 1 - s with r, not s"),
-        (lambda s, r: ((s - r) / (1 - r)).relu().square(), "r was taken for the threshold: the "
-         "threshold is 1 - r, the width is r"),
-        (lambda s, r: torch.where(s > 1 - r, s, 0.0), "a similarity that passes is also rescaled: "
-         "the relevance is 0 at the threshold, and 1 at s = 1"),
-        (lambda s, r: torch.where(s > 1 - r, 1.0, 0.0) + 0 * r, "a similarity that passes is also "
-         "rescaled: the relevance is 0 at the threshold, and 1 at s = 1"),
-        (lambda s, r: (s - r).relu().square(), "r was taken for the threshold: the threshold is "
-         "1 - r, the width is r"),
-        (lambda s, r: (1 + (1 - s) / r).relu().square(), "the sign: 1 - (1 - s)/r"),
-        (lambda s, r: (1 - s - r).relu().square(), "the sign of s: a similar key has s near 1, and "
-         "passes"),
-        (lambda s, r: (1 - (1 - s) / r).clamp(max=0).square(), "the larger of it and 0 counts, not "
-         "the smaller"),
-        (lambda s, r: torch.sigmoid((s - 1) / r), "this is a sigmoid, which never is 0: Trim is a "
-         "clipped line, squared"),
-        (lambda s, r: torch.exp(-(1 - s) / r), "this is an exponential, which never is 0: Trim is "
-         "a clipped line, squared"),
-        (lambda s, r: (1 - (1 - s) / r).relu().sqrt(), "this is a root: Trim is a square"),
-        (lambda s, r: s * ms.trim(s, r), "the similarity multiplies once too often: Trim is the "
-         "square alone"),
-        *[(lambda s, r, over=over: over(s, r), "softmax and a threshold do not go together: Trim "
-           "is a clipped line, squared") for over in (
-               lambda s, r: s.softmax(-1) * (s > 1 - r), lambda s, r: ms.trim(s.softmax(-1), r),
-               lambda s, r: ms.trim(s, r).softmax(-1))],
-        *[(lambda s, r, eps=eps: ms.trim(s, r) / (ms.trim(s, r).sum(-1, keepdim=True) + eps),
-           "the relevances of a row sum to 1, as in softmax: nothing may compete, so divide by "
-           "nothing") for eps in (1e-8, 1e-6)],
+        *[(passes, "a similarity that passes is also rescaled: the relevance is 0 at the "
+           "threshold, and 1 at s = 1") for passes in (
+               lambda s, r: torch.where(s > 1 - r, s, 0.0),
+               lambda s, r: torch.where(s > 1 - r, 1.0, 0.0) + 0 * r)],
         (lambda s, r: s.softmax(-1), "this is a softmax: Trim judges each key by itself"),
-        (lambda s, r: (1 - (1 - s) / r).softmax(-1), "this is a softmax: Trim judges each key by "
-         "itself"),
         (lambda s, r: F.normalize(ms.trim(s, r), p=1, dim=-1), "the relevances of a row sum to 1, "
          "as in softmax: nothing may compete, so divide by nothing"),
-        (lambda s, r: torch.sigmoid((s - (1 - r)) / r), "this is a sigmoid, which never is 0: Trim "
-         "is a clipped line, squared"),
         (lambda s, r: (1 - (1 - s) / r).clamp(min=1e-9).square(), "a rejected key has a relevance "
          "of exactly 0: clip at 0 and add no eps, as nothing here is divided by it")],
     "softmask": [
+        *MASKS,
         (lambda d, w: ms.softmask(-d, w), "d = j - i is negative in the past"),
         (lambda d, w: torch.where(inside(d, w), cosine(d, w), -INF), "outside the window the mask "
          "is 0, which multiplies: -inf is for softmax"),
         *[(lambda d, w, large=large: torch.where(inside(d, w), cosine(d, w), large), "outside the "
            "window the mask is 0, which multiplies: a large negative number is for softmax")
           for large in (-1e9, torch.finfo(torch.float32).min)],
-        (lambda d, w: torch.where(inside(d, w), cosine(d, w) + 0.5, 0.0), "the 1/2 multiplies the "
-         "1, too: 0.5 * (cos + 1)"),
-        (lambda d, w: torch.where(inside(d, w), torch.cos(math.pi * (d / w)) + 0.5, 0.0),
-         "parentheses are missing: (cos + 1)/2"),
-        (lambda d, w: 2 * ms.softmask(d, w), "the 1/2 is missing: (cos + 1)/2"),
-        (lambda d, w: torch.where((-w < d) & (d < 0), cosine(d, w), 0.0), "the query's own key is "
-         "missing: d <= 0"),
-        (cosine, "there is no mask: outside -w < d <= 0 the result must be 0"),
-        (lambda d, w: torch.where(d.abs() < w, cosine(d, w), 0.0), "a later key, d > 0, must get "
-         "0: this mask sees the future"),
-        (lambda d, w: torch.where(d <= 0, cosine(d, w), 0.0), "beyond the window the cosine rises "
-         "again: every distance of w or more must get exactly 0"),
-        (lambda d, w: torch.where((-w <= d) & (d <= 0), cosine(d, w), 0.0), "the window "
-         "ends before distance w: -w < d"),
-        (lambda d, w: torch.where(inside(d, w), 1 + d / w, 0.0), "inside the window the mask must "
-         "fall from 1 to 0 as a cosine: this one is linear"),
-        (lambda d, w: torch.where(inside(d, w), 0.5 * (torch.sin(math.pi * (d / w)) + 1), 0.0),
-         "this is a sine: the mask is (cos + 1)/2"),
-        (lambda d, w: torch.where(inside(d, w), torch.cos(math.pi * (d / w) / 2), 0.0), "this is a "
-         "quarter of a cosine: the mask is (cos(pi d/w) + 1)/2"),
-        (lambda d, w: torch.where(inside(d, w), cosine(2 * d, w), 0.0), "the cosine takes pi d/w, "
-         "not 2 pi d/w"),
-        (lambda d, w: torch.where(inside(d, w), cosine(d, w) - 1, 0.0), "the sign: (cos + 1)/2"),
-        (lambda d, w: torch.where(inside(d, w), 1 - cosine(d, w), 0.0), "the sign: (cos + 1)/2 "
-         "falls from 1 to 0"),
-        (lambda d, w: torch.where(inside(d, w), cosine(d, w + 1), 0.0), "the cosine ends at w, not "
-         "at w + 1"),
-        (lambda d, w: torch.where(inside(d, w), cosine(d, w).square(), 0.0), "the mask is squared: "
-         "only Trim is"),
-        *[(lambda d, w, f=f, where=where: torch.where(where(d, w), f(d, w), 0.0), "inside the "
-           "window the mask must fall from 1 to 0 as a cosine: this is another curve")
-          for f in (lambda d, w: 1 - (d / w) ** 2, lambda d, w: torch.exp(-((d / w) ** 2)),
-                    lambda d, w: torch.exp(-((d / w) ** 2) / 2), lambda d, w: torch.sigmoid(w + d))
-          for where in (inside, lambda d, w: d <= 0)],
-        (lambda d, w: torch.where(inside(d, w), -d / w, 0.0), "inside the window the mask must "
-         "fall from 1 to 0 as a cosine: this is a line, and it rises"),
-        (lambda d, w: torch.where(inside(d, w), 0.5 * (torch.cos(d / w) + 1), 0.0), "the cosine "
-         "lacks pi"),
-        (lambda d, w: torch.where(inside(d, w), (d / w).exp(), 0.0), "inside the window the mask "
-         "must fall from 1 to 0 as a cosine: this one is an exponential"),
-        (lambda d, w: torch.where(d <= 0, (d / w).exp(), 0.0), "this is an exponential, as with "
-         "ALiBi: the mask falls from 1 to 0 as a cosine, and is 0 at distance w and beyond"),
-        (lambda d, w: torch.where(d <= 0, d / w, -INF), "this is a bias to add before a softmax, "
-         "as ALiBi's: the mask multiplies, and falls from 1 to 0 as a cosine"),
-        (lambda d, w: torch.where(inside(d, w), 0.5 * (torch.cos(math.pi * d / w) + 1), 0.0),
-         "math.pi * d is float32 for integers d: math.pi * (d / w) has the dtype of w"),
-        (lambda d, w: ms.softmask(d, w.floor()), "w is a real number: round nothing"),
-        (lambda d, w: ms.softmask(d, w.ceil()), "w is a real number: round nothing"),
+        (masked(lambda d, w: (-w <= d) & (d <= 0), cosine), "the window ends before distance w: "
+         "-w < d"),
+        (masked(inside, lambda d, w: 0.5 * (torch.cos(math.pi * d / w) + 1)), "math.pi * d is "
+         "float32 for integers d: math.pi * (d / w) has the dtype of w"),
         (lambda d, w: ms.softmask(d, w.detach()), "w is detached, or turned into a number: s_w "
          "learns through the cosine"),
-        (inside, HARD),
-        (lambda d, w: inside(d, w) * w / w, HARD)],
+        (inside, "inside the window the mask must fall from 1 to 0 as a cosine: this window is "
+         "hard")],
     "relevance": [
         (lambda q, k, w, r, i0=0: ms.relevance(k, q, w, r, i0), "queries and keys were swapped"),
-        (lambda q, k, w, r, i0=0: ms.trim(q @ k, r[:, None, None]), "k must be transposed: "
-         "q @ k.transpose(-2, -1)"),
         (lambda q, k, w, r, i0=0: ms.trim(q @ k.permute(3, 2, 1, 0), r[:, None, None]), "k.T swaps "
          "all four axes: q @ k.transpose(-2, -1)"),
         (lambda q, k, w, r, i0=0: ms.trim(q @ k.mT, r), "r has the shape (H,) and s (B, H, T, S): "
@@ -382,13 +240,10 @@ MISTAKES = {
          "begin at i0: they need not end at the last key"),
         (lambda q, k, w, r, i0=0: ms.relevance(q, k, r, w, i0), "w and r were swapped: w is for "
          "Softmask, and r for Trim"),
-        (lambda q, k, w, r, i0=0: ms.relevance(ms.unit(q), ms.unit(k), w, r, i0), "q and k have "
-         "unit length already: take q . k as it is"),
         (of_pairs(lambda s, d, w, r: ms.trim(s, r) * ms.softmask(-d, w)), "the sign of d: it is "
          "j - i"),
         (of_pairs(lambda s, d, w, r: ms.trim(s, r) * (d <= 0)), "a causal mask is not enough: "
          "Softmask also fades with the distance and ends at w"),
-        (of_pairs(lambda s, d, w, r: ms.trim(s.softmax(-1), r) * ms.softmask(d, w)), NO_SOFTMAX),
         (of_pairs(lambda s, d, w, r: s.softmax(-1) * ms.softmask(d, w)), NO_SOFTMAX),
         (of_pairs(lambda s, d, w, r: ms.trim(s.masked_fill(d > 0, -INF), r)), NO_INF),
         (of_pairs(lambda s, d, w, r: ms.trim(s.masked_fill(d > 0, -INF), r) * ms.softmask(d, w)),
@@ -399,26 +254,10 @@ MISTAKES = {
          "shape (H,), and d (T, S): w[:, None, None] aligns them"),
         (of_pairs(lambda s, d, w, r: ms.trim(s, r) + ms.softmask(d, w)), "Softmask multiplies "
          "Trim: it is not added"),
-        (of_pairs(lambda s, d, w, r: ms.trim(s, r) * ms.softmask(d, w).square()), "Softmask is "
-         "squared: only Trim is"),
-        (of_pairs(lambda s, d, w, r: s * ms.trim(s, r) * ms.softmask(d, w)), "s multiplies once "
-         "too often: trim(s, r) * softmask(d, w)"),
-        (of_pairs(lambda s, d, w, r: F.normalize(ms.trim(s, r) * ms.softmask(d, w), p=1, dim=-2)),
-         "the relevances of a key sum to 1: nothing may compete, so divide by nothing"),
-        (of_pairs(lambda s, d, w, r: (ms.trim(s, r) * ms.softmask(d, w)).square()), "the product "
-         "is squared once more: trim(s, r) * softmask(d, w)"),
-        (of_pairs(lambda s, d, w, r: ms.trim(s, w) * ms.softmask(d, w)), "Trim takes r, and w is "
-         "for Softmask"),
         (of_pairs(lambda s, d, w, r: ms.trim(s, r) * ms.softmask(-d.abs(), w)), "d is no distance: "
          "a later key, d > 0, gets 0"),
-        (of_pairs(lambda s, d, w, r: ms.trim(s, r) * ms.softmask(d - 1, w)), "the positions are "
-         "off by one: the first query stands at i0"),
-        (of_pairs(lambda s, d, w, r: ms.trim(s, r) * ms.softmask(d + 1, w)), "the positions are "
-         "off by one: the query's own key has d = 0"),
         (lambda q, k, w, r, i0=0: ms.relevance(q, k, w, r, -i0), "the sign of i0: query n stands "
          "at i0 + n"),
-        (of_pairs(lambda s, d, w, r: ms.trim(s, r[:1]) * ms.softmask(d, w[:1])), "each tile has a "
-         "w and an r of its own"),
         (of_pairs(lambda s, d, w, r: ms.trim(s, r)), "Softmask is missing: alpha_d is Trim times "
          "Softmask"),
         (of_pairs(lambda s, d, w, r: s * ms.softmask(d, w)), "Trim is missing: alpha is Trim of s"),
@@ -429,24 +268,12 @@ MISTAKES = {
          "`relevance`"),
         *[(compete(ms.screen, share), "the weights of a query sum to 1, as in softmax: nothing may "
            "compete, so divide by nothing") for share in SHARES],
-        (lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w, r, i0).square() @ v, "alpha_d is "
-         "squared once too often: Trim squares it already"),
         (lambda q, k, v, w, r, i0=0: ms.tanh_norm(ms.screen(q, k, v, w, r, i0)), "TanhNorm comes "
          "later, in Eq. 14: return the plain sum"),
         (lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w, r, i0).mT @ v, SWAPPED),
         (lambda q, k, v, w, r, i0=0: ms.relevance(k, q, w, r, i0) @ v, SWAPPED),
         (lambda q, k, v, w, r, i0=0: ms.screen(k, q, v, w, r, i0), SWAPPED),
         (lambda q, k, v, w, r, i0=0: ms.screen(q, k, v, r, w, i0), "w and r were swapped"),
-        (lambda q, k, v, w, r, i0=0: ms.unit(ms.screen(q, k, v, w, r, i0)), "the sum has no unit "
-         "length: return it as it is"),
-        (lambda q, k, v, w, r, i0=0: torch.tanh(ms.screen(q, k, v, w, r, i0)), "the sum is not "
-         "bounded here: there is no tanh"),
-        (lambda q, k, v, w, r, i0=0: (ms.relevance(q, k, w, r, i0) > 0).to(v) @ v, "each key "
-         "counts by its relevance, not alike"),
-        (lambda q, k, v, w, r, i0=0: ms.screen(q, k, v, w, r, i0) / k.shape[2], "this is a mean: "
-         "Eq. 12 is a sum over the keys"),
-        (lambda q, k, v, w, r, i0=0: ms.screen(q, k, v, w, r, i0).sum(1), "the tiles are added: "
-         "each has its own result, (B, H, T, V)"),
         (lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w, r, i0) @ v, "convert bfloat16 to "
          "float32 before the products, and the result to v's dtype"),
         (lambda q, k, v, w, r, i0=0: ms.relevance(q.float(), k.float(), w, r, i0).to(v) @ v,
@@ -464,25 +291,13 @@ MISTAKES = {
          "row's length acts on a column"),
         (lambda x: F.rms_norm(x, x.shape[-1:]), "this is RMSNorm: TanhNorm scales the vector so "
          "that its length is tanh|x|"),
-        (lambda x: ms.unit(x) * torch.sigmoid(length(x)), "this is a sigmoid: the length is "
-         "tanh|x|"),
-        *[(lambda x, f=f: ms.unit(x) * f(length(x)), "the length is tanh|x|: this is another "
-           "curve that ends at a limit") for f in (
-               torch.atan, torch.erf, lambda n: 1 - (-n).exp())],
         *[(f, "tanh is taken of the length, one number for each vector") for f in (
             lambda x: torch.tanh(ms.unit(x)) * length(x), lambda x: ms.unit(x) * torch.tanh(x),
             lambda x: torch.tanh(length(x)).expand_as(x))],
-        (lambda x: x / (1 + length(x)), "the length is tanh|x|, not |x|/(1 + |x|)"),
         (lambda x: ms.tanh_norm(x / x.shape[-1] ** 0.5) * x.shape[-1] ** 0.5, "the root of the "
          "mean was taken for the length: it is the root of the sum"),
         (lambda x: x * (torch.tanh(length(x)) / length(x).clamp_min(1e-6)).detach(), "the length "
          "is detached: it changes with x, too"),
-        *[(lambda x, of=of: x * torch.tanh(of(x)) / of(x).clamp_min(1e-6), "the length is the root "
-           "of the sum of the squares, over the last dimension") for of in (
-               lambda x: x.abs().sum(-1, keepdim=True), lambda x: x.square().sum(-1, keepdim=True),
-               lambda x: x.norm(dim=0, keepdim=True), lambda x: x.norm(dim=1, keepdim=True),
-               lambda x: x.abs().amax(-1, keepdim=True))],
-        (lambda x: x / length(x).clamp_min(1), "the length is cut off at 1: tanh|x| bends"),
         (lambda x: x / length(x), "the length is always 1: tanh|x| is missing"),
         (lambda x: x / x.norm() * torch.tanh(x.norm()), "one length for all: each vector has its "
          "own"),

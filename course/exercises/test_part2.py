@@ -131,6 +131,10 @@ def rms(x):
     return F.rms_norm(x, x.shape[-1:])
 
 
+def softmax(x):
+    return x.softmax(-1)
+
+
 # ------------------------------------------------------------------ wrong initial values
 
 def changed(name, change):
@@ -143,38 +147,6 @@ def changed(name, change):
                     p.copy_(change(p, config))
         return made
 
-    return model
-
-
-def tied(config):
-    """A wrong model whose layers begin with W_K = W_Q."""
-    model = ms.Multiscreen(config)
-    for layer in model.layers:
-        layer.W_K.data.copy_(layer.W_Q)
-    return model
-
-
-def alike(config):
-    """A wrong model in which all layers begin with the same matrices."""
-    model = ms.Multiscreen(config)
-    for layer in model.layers[1:]:
-        layer.load_state_dict(model.layers[0].state_dict())
-    return model
-
-
-def seeded(config):
-    """A wrong model that sets the seed itself."""
-    torch.manual_seed(0)
-    return ms.Multiscreen(config)
-
-
-def seeded_in_the_loop(config):
-    """A wrong model that sets the seed before it draws each matrix."""
-    model = ms.Multiscreen(config)
-    for p in model.parameters():
-        if p.ndim > 1:
-            torch.manual_seed(0)
-            p.data.copy_(p.std() * torch.randn(p.shape))
     return model
 
 
@@ -195,177 +167,143 @@ def of_matrix(name, size):
          f"deviation 0.1: divide it by the root of {size}"),
         (changed(name, lambda W, c: W * (0.1 / W.shape[-1] ** 0.5) ** -0.5), "x of N(0, x) is the "
          "standard deviation here, not the variance: take no root of it"),
-        (changed(name, lambda W, c: W * (0.1 / W.shape[-1] ** 0.5)), f"{name}: x of N(0, x) is the "
-         "standard deviation: do not square it"),
         (changed(name, lambda W, c: W * 10), f"{name}: the factor 0.1 is missing"),
         (changed(name, lambda W, c: 0.02 * W / W.std()), f"{name} has the deviation 0.02, as in "
-         f"GPT-2: take 0.1/sqrt({size})"),
-        *[(changed(name, lambda W, c, low=low, high=high: W.std() * W.new_empty(W.shape).uniform_(
-            low, high)), f"{name} is drawn from a uniform distribution: N(0, x) is the normal one")
-          for low, high in ((0, 1), (-1, 1), (-(3**0.5), 3**0.5))]]
+         f"GPT-2: take 0.1/sqrt({size})")]
 
 
 # ---------------------------------------------------------------------------- the mistakes
 
+# The functions that people apply where the paper has none, and their names.
+FUNCTIONS = {"layer_norm": "LayerNorm", "rms": "RMSNorm", "unit": "unit length",
+             "tanh_norm": "TanhNorm", "torch.tanh": "tanh", "torch.sigmoid": "sigmoid",
+             "F.silu": "SiLU", "F.relu": "ReLU", "softmax": "softmax"}
+
+
+def with_functions(line, x, what, *but):
+    """Mistakes: each of FUNCTIONS but these is applied to x in a line of the right code."""
+    return [(line, line.replace(x, f"{f}({x})"), f"{what}: there is no {name} here")
+            for f, name in FUNCTIONS.items() if f not in but]
+
+
+def with_scales(name):
+    """Mistakes: something else stands for the scale e^s."""
+    scale = f"self.{name}.exp()"
+    says = f"the scale is e^{name}, not "
+    return [(scale, f"self.{name}", f"{says}{name}"),
+            (scale, f"(-self.{name}).exp()", f"{says}e^-{name}"),
+            (scale, f"(2 * self.{name}).exp()", f"{says}its square"),
+            (scale, f"(1 + self.{name})", f"{says}1 + {name}"),
+            (scale, f"torch.sigmoid(self.{name})", f"{says}a sigmoid")]
+
+
 PRODUCT = 'torch.einsum("bte,ehd->bhtd", x, W)'
-UNITS = ("q = unit(self.project(x, self.W_Q))", "k = unit(self.project(x, self.W_K))",
-         "v = unit(self.project(x, self.W_V))")
-Q, K, V = UNITS
-ANGLE = "angle = mipe_angle(torch.arange(start, start + x.shape[1]), w, self.w_th)"
+Q, K, V = ("q = unit(self.project(x, self.W_Q))", "k = unit(self.project(x, self.W_K))",
+           "v = unit(self.project(x, self.W_V))")
+W, R = "w = window(self.s_w)", "r = acceptance(self.s_r)"
 APPEND = "k, v = cache.append(k, v, w)"
+I0 = "i0 = k.shape[2] - q.shape[2]"
 H = "h = screen(q, k, v, w, r, i0)"
+G = "g = self.project(x, self.W_G)"
+GATE = "return torch.tanh(F.silu(g))"
 Y = "y = u * g_hat"
-NORMED = "the layer reads x as it is: there is no "
+SUM = "return x + updates.sum(1)"
+E_BAR = "return self.s_E.exp() * unit(e)"
+LOGITS = "return self.s_F.exp() * x @ W.T"
+ENTROPY = "F.cross_entropy(z.transpose(1, 2), t)"
+PAIRS = "z.transpose(1, 2), t"
+READS = "the layer reads x as it is"
 COLUMNS = "the columns of W_E have unit length here: a row is a token, so dim=-1"
 READ_AGAIN = ("all tokens go through the layers again at each step: pass on only the new one, as "
               "the caches hold the others")
 END = "append must move cache.end on, by the number of new tokens, k.shape[2]"
-NO_SOFTMAX = "nothing competes here: there is no softmax"
+IGNORED = ("the cache is ignored: give it the new keys and values, and screen all that it returns")
+JOINED = ("keys (B, H, T, K) are joined along the axis of their positions, torch.cat(.., 2)")
+PROBABILITIES = "the softmax belongs to the loss: return the logits"
+UNCOUNTED = "targets of -100 count: leave them out of the sum and of what it is divided by"
+FIRST_KEYS = "return k[:, :, first:], v[:, :, first:]"
 
 # {exercise: [(wrong code, what to say to those who have its results)]}
 MISTAKES = {
     "project": edits(
         project,
-        ("->bhtd", "->bthd", "the axes are (B, T, H, D): the tiles come before the "
-         "positions, (B, H, T, D)"),
-        (PRODUCT, "(x @ W.flatten(1)).view(len(x), W.shape[1], "
-         "x.shape[1], W.shape[2])", "tiles and positions are mixed up: the product is (B, T, H, "
-         "D). Transpose it, as a view only renames the axes"),
-        (PRODUCT, "(x @ W.flatten(1)).unflatten(-1, "
-         "W.shape[:0:-1]).permute(0, 3, 1, 2)", "tiles and dimensions are mixed up: unflatten(-1, "
-         "(H, D)), in the order of W's axes"),
-        (PRODUCT, "x @ W.flatten(1)", "the tiles have no axis of "
-         "their own: unflatten(-1, (H, D)), then transpose(1, 2)"),
-        (PRODUCT, "x @ W", "W has three axes, (E, H, D): flatten "
-         "the last two, or use torch.einsum"),
-        (PRODUCT, "x @ W.transpose(0, 1)", "the axis of B is taken "
-         "for that of the tiles: give x an axis for them, x[:, None]"),
-        ("d\", x, W)", "d\", x, W) / x.shape[-1] ** 0.5", "divided by the root of d_E: "
-         "`project` is only the product"),
-        ("d\", x, W)", "d\", x, W) / W.shape[-1] ** 0.5", "divided by the root of d_K, as "
-         "in attention: `project` is only the product"),
-        ("d\", x, W)", "d\", unit(x), W)", "unit length is for q, k and v, later: x stays as "
-         "it is"),
-        ("d\", x, W)", "d\", x, unit(W))", "W stands as it is: it has no unit length"),
-        (PRODUCT, PRODUCT + ".sum(1, keepdim=True)", "the tiles are added: each has its own "
-         "result, (B, H, T, D)"),
-        ("d\", x, W)", "d\", layer_norm(x), W)", NORMED + "LayerNorm"),
-        ("d\", x, W)", "d\", rms(x), W)", NORMED + "RMSNorm"),
-        (PRODUCT, "unit(" + PRODUCT + ")", "unit length comes later: `project` is only the "
-         "product")),
+        *with_functions(PRODUCT, "x", "x stays as it is"),
+        *with_functions(PRODUCT, PRODUCT, "`project` is only the product"),
+        ("->bhtd", "->bthd", "the axes are (B, T, H, D): the tiles come before the positions, "
+         "(B, H, T, D)"),
+        (PRODUCT, "(x @ W.flatten(1)).view(len(x), W.shape[1], x.shape[1], W.shape[2])", "tiles "
+         "and positions are mixed up: the product is (B, T, H, D). Transpose it, as a view only "
+         "renames the axes"),
+        (PRODUCT, "(x @ W.flatten(1)).unflatten(-1, W.shape[:0:-1]).permute(0, 3, 1, 2)", "tiles "
+         "and dimensions are mixed up: unflatten(-1, (H, D)), in the order of W's axes"),
+        (PRODUCT, "x @ W.flatten(1)", "the tiles have no axis of their own: unflatten(-1, (H, D)), "
+         "then transpose(1, 2)"),
+        (PRODUCT, "x @ W", "W has three axes, (E, H, D): flatten the last two, or use "
+         "torch.einsum"),
+        (PRODUCT, PRODUCT + " / x.shape[-1] ** 0.5", "divided by the root of d_E: `project` is "
+         "only the product"),
+        (PRODUCT, PRODUCT + " / W.shape[-1] ** 0.5", "divided by the root of d_K, as in "
+         "attention: `project` is only the product")),
     "gate": edits(
         gate,
-        ("torch.tanh(F.silu(g))", "F.silu(g)", "the gate is not bounded: tanh is missing"),
-        ("torch.tanh(F.silu(g))", "g", "g is not yet the gate: tanh(SiLU(g))"),
-        ("F.silu(g)", "g", "SiLU is missing: tanh(SiLU(g))"),
-        ("torch.tanh(F.silu(g))", "F.silu(torch.tanh(g))", "tanh and SiLU are in the wrong order: "
-         "tanh(SiLU(g))"),
-        ("F.silu(g)", "F.relu(g)", "ReLU stands for SiLU: tanh(SiLU(g))"),
-        ("F.silu(g)", "F.gelu(g)", "GELU stands for SiLU: tanh(SiLU(g))"),
-        ("torch.tanh(F.silu(g))", "F.gelu(g)", "this is GELU: the gate is tanh(SiLU(g))"),
-        ("torch.tanh(F.silu(g))", "F.relu(g)", "this is ReLU: the gate is tanh(SiLU(g))"),
-        ("torch.tanh(F.silu(g))", "torch.tanh(g) * torch.sigmoid(g)", "tanh is taken of g alone: "
-         "it is taken of all of SiLU(g) = g sigmoid(g)"),
-        ("torch.tanh(F.silu(g))", "F.silu(g).clamp(-1, 1)", "the gate is clipped: tanh bends"),
-        ("torch.tanh(F.silu(g))", "2 * torch.sigmoid(F.silu(g)) - 1", "this is the tanh of half of "
-         "it: tanh(SiLU(g))"),
-        ("self.project(x, self.W_G)", "self.project(F.silu(x), self.W_G)", "F.silu(g)", "g",
-         "SiLU is taken of g = x W_G, not of x"),
-        ("F.silu(g)", "F.silu(g).relu()", "SiLU is negative below 0, and stays so: there is no "
-         "ReLU"),
-        ("F.silu(g)", "F.silu(g) ** 2", "nothing is squared: tanh(SiLU(g))"),
-        ("torch.tanh(F.silu(g))", "1 + torch.tanh(F.silu(g))", "nothing is added: tanh(SiLU(g))"),
-        ("torch.tanh(F.silu(g))", "torch.tanh(g) ** 2", "tanh is squared: tanh(SiLU(g))"),
-        ("F.silu(g)", "g * g", "SiLU(g) is g sigmoid(g), not g g"),
-        ("F.silu(g)", "F.softplus(g)", "softplus stands for SiLU: tanh(SiLU(g))"),
-        ("F.silu(g)", "F.elu(g)", "ELU stands for SiLU: tanh(SiLU(g))"),
-        ("F.silu(g)", "F.leaky_relu(g)", "ReLU stands for SiLU: tanh(SiLU(g))"),
-        ("torch.tanh(F.silu(g))", "F.mish(g)", "this is Mish: the gate is tanh(SiLU(g))"),
-        ("torch.tanh(F.silu(g))", "torch.tanh(F.mish(g))", "Mish stands for SiLU: tanh(SiLU(g))"),
-        ("torch.tanh(F.silu(g))", "g * torch.tanh(g)", "g is not multiplied by its tanh: "
-         "tanh(SiLU(g))"),
-        ("torch.tanh(F.silu(g))", "unit(torch.tanh(F.silu(g)))", "the gate has no unit length: "
-         "tanh(SiLU(g)) of each number"),
-        ("torch.tanh(F.silu(g))", "torch.sigmoid(g)", "this is a sigmoid: the gate is "
-         "tanh(SiLU(g))"),
-        ("torch.tanh(F.silu(g))", "torch.sigmoid(F.silu(g))", "a sigmoid stands for tanh: "
-         "tanh(SiLU(g))"),
-        ("torch.tanh(F.silu(g))", "g.softmax(-1)", NO_SOFTMAX),
-        ("torch.tanh(F.silu(g))", "tanh_norm(F.silu(g))", "TanhNorm stands for tanh: the gate "
-         "takes tanh of each number"),
-        ("g = self.project(x, self.W_G)", "g = unit(self.project(x, self.W_G))", "g is not of unit "
-         "length: Eq. 5 is for q, k and v"),
-        ("g = self.project(x, self.W_G)", "g = self.project(layer_norm(x), self.W_G)",
-         NORMED + "LayerNorm"),
-        ("g = self.project(x, self.W_G)", "g = self.project(rms(x), self.W_G)", NORMED + "RMSNorm"),
-        ("F.silu(g)", "torch.sigmoid(g)", "SiLU(g) is g sigmoid(g), not sigmoid(g)"),
+        *with_functions(G, "x", READS),
+        *with_functions(G, "self.project(x, self.W_G)", "g is the product as it is, and SiLU and "
+                        "tanh come after it", "tanh_norm"),
+        *[(GATE, f"return {wrong}", f"{what}: the gate is tanh(SiLU(g))") for wrong, what in (
+            ("F.silu(g)", "the gate is not bounded, tanh is missing"),
+            ("g", "g is not yet the gate"),
+            ("torch.tanh(g)", "SiLU is missing"),
+            ("F.silu(torch.tanh(g))", "tanh and SiLU are in the wrong order"),
+            ("torch.tanh(g) * torch.sigmoid(g)", "tanh is taken of g alone, and not of SiLU(g)"),
+            ("torch.tanh(torch.sigmoid(g))", "SiLU(g) is g sigmoid(g), not sigmoid(g)"),
+            ("torch.tanh(F.relu(g))", "ReLU stands for SiLU"),
+            ("torch.tanh(F.gelu(g))", "GELU stands for SiLU"),
+            ("torch.tanh(F.mish(g))", "Mish stands for SiLU"),
+            ("torch.sigmoid(g)", "this is a sigmoid"),
+            ("torch.sigmoid(F.silu(g))", "a sigmoid stands for tanh"),
+            ("tanh_norm(F.silu(g))", "TanhNorm stands for tanh of each number"),
+            ("unit(F.silu(g))", "unit length stands for tanh"),
+            ("F.gelu(g)", "this is GELU"),
+            ("F.relu(g)", "this is ReLU"),
+            ("F.mish(g)", "this is Mish"))],
         ("self.W_G", "self.W_V", "W_V is for the values: take W_G")),
     "screening": edits(
         screening,
-        ("tanh_norm(h)", "h", "the output is not bounded: Eq. 14, TanhNorm, is missing"),
-        ("tanh_norm(h)", "unit(h)", "the output always has length 1: Eq. 14 is TanhNorm of h, a "
-         "sum of values of unit length, and leaves short vectors as they are"),
-        ("tanh_norm(h)", "torch.tanh(h)", "tanh of each number changes the direction: TanhNorm "
-         "scales the whole vector"),
-        ("tanh_norm(h)", "layer_norm(h)", "the output is bounded by TanhNorm, Eq. 14: there is no "
-         "LayerNorm"),
-        ("tanh_norm(h)", "rms(h)", "the output is bounded by TanhNorm, Eq. 14: there is no "
-         "RMSNorm"),
-        (Q, "q = self.project(x, self.W_Q)", K, "k = self.project(x, self.W_K)",
-         V, "v = self.project(x, self.W_V)", "nothing is of unit length: Eq. 5 is for q, k and v"),
-        (Q, "q = layer_norm(self.project(x, self.W_Q))", K,
-         "k = layer_norm(self.project(x, self.W_K))", V,
-         "v = layer_norm(self.project(x, self.W_V))", "this is LayerNorm: Eq. 5 divides q, k and "
-         "v by their length"),
-        (Q, "q = rms(self.project(x, self.W_Q))", K, "k = rms(self.project(x, self.W_K))", V,
-         "v = rms(self.project(x, self.W_V))", "this is RMSNorm, as in QK-norm: Eq. 5 divides "
-         "q, k and v by their length"),
-        (V, "v = self.project(x, self.W_V)", "the values are not of unit length: Eq. 5 is for q, k "
-         "and v"),
-        (Q, "q = self.project(x, self.W_Q)", K, "k = self.project(x, self.W_K)", "queries and keys "
-         "are not of unit length: Eq. 5 is for q, k and v"),
-        (Q, "q = self.project(x, self.W_Q)", "the queries are not of unit length: Eq. 5 is for q, "
-         "k and v"),
-        (K, "k = self.project(x, self.W_K)", "the keys are not of unit length: Eq. 5 is for q, k "
-         "and v"),
-        (Q, "x = unit(x); q = self.project(x, self.W_Q)", K, "k = self.project(x, self.W_K)", V,
-         "v = self.project(x, self.W_V)", "unit length comes after the product: Eq. 5 scales q, k "
-         "and v, and x stays as it is"),
-        (Q, "x = layer_norm(x); " + Q, NORMED + "LayerNorm"),
-        (Q, "x = layer_norm(x); q = self.project(x, self.W_Q)", K, "k = self.project(x, self.W_K)",
-         V, "v = self.project(x, self.W_V)", NORMED + "LayerNorm, and q, k and v have unit length"),
+        *with_functions(H, "screen(q, k, v, w, r, i0)", "TanhNorm takes h as it is", "rms"),
+        *[("tanh_norm(h)", f"{wrong}", f"{what}: Eq. 14 is TanhNorm of h") for wrong, what in (
+            ("h", "the output is not bounded"),
+            ("unit(h)", "the output always has length 1, but short vectors stay as they are"),
+            ("torch.tanh(h)", "tanh of each number changes the direction"),
+            ("layer_norm(h)", "this is LayerNorm"),
+            ("rms(h)", "this is RMSNorm"),
+            ("h.clamp(-1, 1)", "each number is clipped"))],
+        *[(Q, Q.replace("unit", f), K, K.replace("unit", f), V, V.replace("unit", f),
+           f"{what}: Eq. 5 divides q, k and v by their length") for f, what in (
+               ("", "nothing is of unit length"),
+               ("layer_norm", "this is LayerNorm"),
+               ("rms", "this is RMSNorm, as in QK-norm"),
+               ("tanh_norm", "this is TanhNorm"))],
+        *[(line, line.replace("unit", ""), f"{what} are not of unit length: Eq. 5 is for q, k and "
+           "v") for line, what in ((Q, "the queries"), (K, "the keys"), (V, "the values"))],
+        (Q, Q.replace("unit", ""), K, K.replace("unit", ""), "queries and keys are not of unit "
+         "length: Eq. 5 is for q, k and v"),
+        (Q, "x = unit(x); " + Q.replace("unit", ""), K, K.replace("unit", ""), V,
+         V.replace("unit", ""), "unit length comes after the product: Eq. 5 scales q, k and v, "
+         "and x stays as it is"),
+        *[(Q, f"x = {f}(x); {Q}", f"{READS}: there is no {name}") for f, name in (
+            ("layer_norm", "LayerNorm"), ("F.silu", "SiLU"), ("torch.tanh", "tanh"))],
         (Q, Q.replace("W_Q", "W_K"), "the queries take W_K: they have W_Q"),
         (K, K.replace("W_K", "W_Q"), "the keys take W_Q: they have W_K"),
-        (Q, Q.replace("W_Q", "W_K"), K, K.replace("W_K", "W_Q"), "W_Q and W_K are swapped"),
-        ("self.W_V", "self.W_G", "W_G is for the gate: values take W_V"),
+        (V, V.replace("W_V", "W_G"), "W_G is for the gate: values take W_V"),
         (H, "h = screen(k, q, v, w, r, i0)", "queries and keys are swapped: screen(q, k, v, ..)"),
-        ("w = window(self.s_w)", "w = self.s_w", "r = acceptance(self.s_r)", "r = self.s_r",
-         "s_w and s_r are not yet w and r: apply `window` and `acceptance`"),
-        ("w = window(self.s_w)", "w = self.s_w", "s_w is not yet w: apply `window`"),
-        ("r = acceptance(self.s_r)", "r = self.s_r", "s_r is not yet r: apply `acceptance`"),
-        ("w = window(self.s_w)", "w = self.s_w.exp()", "w lacks its + 1: apply `window`"),
-        ("r = acceptance(self.s_r)", "r = self.s_r.exp() + 1", "r = exp(s) + 1 is from an older "
-         "version of the paper: apply `acceptance`"),
-        (V, "v = tanh_norm(self.project(x, self.W_V))", "TanhNorm is for h: v has unit length, "
-         "Eq. 5"),
-        (V, "v = layer_norm(self.project(x, self.W_V))", "this is LayerNorm: Eq. 5 divides v by "
-         "its length"),
-        ("r = acceptance(self.s_r)", "r = self.s_r.exp()", "r is no exponential: apply "
-         "`acceptance`"),
-        ("r = acceptance(self.s_r)", "r = torch.sigmoid(-self.s_r)", "the sign of s_r: apply "
-         "`acceptance`"),
-        ("r = acceptance(self.s_r)", "r = torch.ones_like(self.s_r)", "r is `acceptance` of s_r, "
-         "and not 1"),
-        ("tanh_norm(h)", "tanh_norm(tanh_norm(h))", "TanhNorm is applied twice"),
-        ("tanh_norm(h)", "h.clamp(-1, 1)", "each number is clipped: TanhNorm scales the whole "
-         "vector"),
-        ("tanh_norm(h)", "h.softmax(-1)", NO_SOFTMAX),
-        (H, H + " / k.shape[2]", "h is a sum over the keys, no mean"),
-        (H, "h = screen(q, k, v, self.s_w, r, i0)", "s_w is not yet w: apply `window`"),
-        (H, "h = screen(q, k, v, w, self.s_r, i0)", "s_r is not yet r: apply `acceptance`"),
-        (ANGLE, ANGLE.replace("w, self", "self.s_w, self"), "MiPE gets s_w: give it w, `window` of "
-         "s_w"),
         (H, "h = screen(q, k, v, r, w, i0)", "w and r are swapped: screen(q, k, v, w, r, i0)"),
+        (W, "w = self.s_w", R, "r = self.s_r", "s_w and s_r are not yet w and r: apply `window` "
+         "and `acceptance`"),
+        (W, "w = self.s_w", "s_w is not yet w: apply `window`"),
+        (W, "w = self.s_w.exp()", "w lacks its + 1: apply `window`"),
+        (R, "r = self.s_r", "s_r is not yet r: apply `acceptance`"),
+        (R, "r = self.s_r.exp() + 1", "r = exp(s) + 1 is from an older version of the paper: apply "
+         "`acceptance`"),
         ("self.w_th", "256.0", "w_th is self.w_th, and not always 256"),
         ("q = mipe(q, angle)", "q = mipe(q, angle) / q.shape[-1] ** 0.5", "divided by the root of "
          "d_K, as in attention: q and k have unit length, so q . k is their cosine already"),
@@ -377,322 +315,209 @@ MISTAKES = {
          "by the same angles"),
         (H, "h = screen(q, k, mipe(v, angle), w, r, i0) if cache is None else None",
          "the values turn, too: MiPE is for q and k only"),
-        ("q = mipe(q, angle)", "q = unit(mipe(self.project(x, self.W_Q), angle)); "
-         "q = mipe(q, angle)", "the queries turn twice: apply MiPE once"),
-        (H, "h = screen(q, k, v, w, r, i0); h = h / h.norm(dim=-1, keepdim=True).clamp_min(1)",
-         "the length is cut off at 1 before TanhNorm: h goes into it as it is"),
-        (APPEND, "cache.append(k, v, w)", "i0 = k.shape[2] - q.shape[2]", "", "the cache is "
-         "ignored: give it the new keys and values, and screen all that it returns"),
-        ("if cache is not None:\n        k, v", "if False:\n        k, v", "the cache is ignored: "
-         "give it the new keys and values, and screen all that it returns"),
+        (APPEND, "cache.append(k, v, w)", I0, "", IGNORED),
+        ("if cache is not None:\n        k, v", "if False:\n        k, v", IGNORED),
         ("k = mipe(k, angle)", "", H, "k = mipe(k, mipe_angle(torch.arange(k.shape[2]), w, "
          "self.w_th)); " + H, "turn the keys before append: the cache may drop old ones, so a "
          "key's place in it is not its position"),
         ("start = cache.end", "start = 0", "MiPE counts from 0 in each call: positions continue at "
          "cache.end"),
-        ("i0 = k.shape[2] - q.shape[2]", "i0 = 0", "i0 is not passed to screen: the queries begin "
-         "after the keys in the cache"),
-        ("i0 = k.shape[2] - q.shape[2]", "i0 = k.shape[2]", "i0 is the number of keys before the "
-         "first query's own: the new keys are not among them"),
-        ("i0 = k.shape[2] - q.shape[2]", "i0 = start", "the cache may drop old keys: i0 counts "
-         "from the first key that append returns"),
-        (APPEND, "k, v = cache.append(k, v, w); start = cache.end; " + ANGLE + "; q = mipe(unit("
-         "self.project(x, self.W_Q)), angle)", "cache.end is read after append: the queries stand "
-         "where it was before")),
+        (I0, "i0 = 0", "i0 is not passed to screen: the queries begin after the keys in the cache"),
+        (I0, "i0 = k.shape[2]", "i0 is the number of keys before the first query's own: the new "
+         "keys are not among them"),
+        (I0, "i0 = start", "the cache may drop old keys: i0 counts from the first key that append "
+         "returns"),
+        (APPEND, "k, v = cache.append(k, v, w); start = cache.end; angle = mipe_angle(torch.arange("
+         "start, start + x.shape[1]), w, self.w_th); q = mipe(unit(self.project(x, self.W_Q)), "
+         "angle)", "cache.end is read after append: the queries stand where it was before")),
     "forward": edits(
         forward,
-        ("x + updates.sum(1)", "updates.sum(1)", "the residual is missing: Eq. 2 adds the updates "
-         "to x"),
+        *with_scales("s_O"),
         ("self.s_O.exp()[:, None, None] * ", "", "the scale e^s_O is missing"),
-        ("self.s_O.exp()", "self.s_O", "the scale is e^s_O, not s_O"),
-        ("self.s_O.exp()", "(-self.s_O).exp()", "the scale is e^s_O: the sign is wrong"),
-        ("self.s_O.exp()", "torch.sigmoid(self.s_O)", "the scale is e^s_O, no sigmoid"),
+        *with_functions("g_hat = self.gate(x)", "self.gate(x)", "g_hat is the gate already"),
+        *with_functions(Y, "u", "u stays as it is"),
+        *with_functions(Y, "u * g_hat", "multiply u by g_hat, and nothing else"),
+        *with_functions(SUM, "updates.sum(1)", "the updates are added as they are"),
+        *with_functions(SUM, "x + updates.sum(1)", "the sum is the layer's output"),
+        *with_functions(SUM, "x ", "the residual is x as it is"),
+        *[("u = self.screening(x,", f"u = self.screening({f}(x),", "self.gate(x)",
+           f"self.gate({f}(x))", f"{READS}: there is no {name}") for f, name in (
+               ("layer_norm", "LayerNorm"), ("rms", "RMSNorm"), ("unit", "unit length"))],
+        (SUM, "return updates.sum(1)", "the residual is missing: Eq. 2 adds the updates to x"),
+        (SUM, "return x - updates.sum(1)", "the sign: Eq. 2 adds the updates to x"),
+        (SUM, "return x * updates.sum(1)", "the updates are added to x: they do not multiply it"),
         ("updates.sum(1)", "updates.mean(1)", "the tiles are averaged: Eq. 2 adds them"),
         ("updates.sum(1)", "updates.sum(1) / updates.shape[1] ** 0.5", "divided by the root of "
          "N_H: Eq. 2 adds the tiles as they are"),
+        ("self.s_O.exp()", "self.s_O.exp().mean()[None]", "each tile has a scale of its own, "
+         "e^s_O"),
         (Y, "y = u", "the gate is ignored: u times g_hat"),
         (Y, "y = u + g_hat", "u is multiplied by the gate, not added to it"),
-        (Y, "y = torch.sigmoid(g_hat) * u", "g_hat is the gate already: no sigmoid of it"),
-        (Y, "y = tanh_norm(u) * g_hat", "u is bounded already: TanhNorm was in `screening`"),
-        (Y, "y = u.relu() * g_hat", "u stays as it is: there is no ReLU"),
-        ("self.s_O.exp()", "(2 * self.s_O).exp()", "the scale is e^s_O, and not squared"),
-        ("x + updates.sum(1)", "x + torch.tanh(updates.sum(1))", "the updates are added as they "
-         "are: there is no tanh"),
-        ("x + updates.sum(1)", "x + tanh_norm(updates.sum(1))", "the updates are added as they "
-         "are: TanhNorm is for u, in `screening`"),
-        (Y, "y = u * F.silu(g_hat)", "g_hat is the gate already: no SiLU of it"),
-        (Y, "y = u * torch.tanh(g_hat)", "g_hat is the gate already: no tanh of it"),
         (Y, "y = u * (1 + g_hat)", "u is multiplied by g_hat itself, not by 1 + g_hat"),
-        (" * self.W_O", " * unit(self.W_O)", "W_O stands as it is: it has no unit length"),
-        ("self.s_O.exp()", "self.s_O.softmax(0)", NO_SOFTMAX + ": the scale is e^s_O"),
-        ("self.s_O.exp()", "(self.s_O.exp() / len(self.s_O))", "the tiles are averaged: Eq. 2 adds "
-         "them"),
-        ("self.s_O.exp()", "self.s_O.exp().sum().expand_as(self.s_O)", "each tile has a scale of "
-         "its own, e^s_O"),
-        ("x + updates.sum(1)", "x + unit(updates.sum(1))", "the updates are added as they are: "
-         "they have no unit length"),
-        ("x + updates.sum(1)", "x * updates.sum(1)", "the updates are added to x: they do not "
-         "multiply it"),
-        ("x + updates.sum(1)", "2 * x + updates.sum(1)", "x is added twice: Eq. 2 is x plus the "
-         "updates"),
-        ("x + updates.sum(1)", "x - updates.sum(1)", "the sign: Eq. 2 adds the updates to x"),
-        (Y, "y = tanh_norm(u * g_hat)", "u g_hat is not bounded again: TanhNorm was in "
-         "`screening`"),
-        (Y, "y = unit(u * g_hat)", "u g_hat has no unit length: multiply, and nothing else"),
-        (Y, "y = layer_norm(u * g_hat)", "u g_hat is not normed: multiply, and nothing else"),
-        ("u = self.screening(x,", "u = self.screening(layer_norm(x),", "self.gate(x)",
-         "self.gate(layer_norm(x))", NORMED + "LayerNorm"),
-        ("u = self.screening(x,", "u = self.screening(layer_norm(x),", NORMED + "LayerNorm"),
-        ("u = self.screening(x,", "u = self.screening(rms(x),", "self.gate(x)", "self.gate(rms(x))",
-         NORMED + "RMSNorm"),
-        ("u = self.screening(x,", "u = self.screening(unit(x),", "self.gate(x)",
-         "self.gate(unit(x))", "the layer reads x as it is: x has no unit length"),
-        ("return x +", "return unit(x) +", "the residual is x as it is: it has no unit length"),
-        ("x + updates.sum(1)", "unit(x + updates.sum(1))", "the sum is the layer's output: it is "
-         "not scaled to unit length"),
-        ("x + updates.sum(1)", "layer_norm(x + updates.sum(1))", "the sum is the layer's output: "
-         "there is no LayerNorm"),
-        ("x + updates.sum(1)", "rms(x + updates.sum(1))", "the sum is the layer's output: there is "
-         "no RMSNorm"),
-        ("x + updates.sum(1)", "x + layer_norm(updates.sum(1))", "the updates are added as they "
-         "are: there is no LayerNorm"),
-        ("x + updates.sum(1)", "x + rms(updates.sum(1))", "the updates are added as they are: "
-         "there is no RMSNorm"),
-        ("x + updates.sum(1)", "tanh_norm(x + updates.sum(1))", "the sum is the layer's output: "
-         "TanhNorm is for u, in `screening`"),
         ("x, screen, cache)\n", "x, screen)\n", "the cache is ignored: pass it on to `screening`"),
-        ("x + updates.sum(1)", "in_turn(self, x, screen)", "all tiles read the same x: add up "
-         "their updates, then add the sum to x")),
+        (SUM, "return in_turn(self, x, screen)", "all tiles read the same x: add up their updates, "
+         "then add the sum to x")),
     "cache": edits(
         KeyCache,
-        ("return k, v", "return k[:, :, -new:], v[:, :, -new:]", "append returned "
-         "only the new keys: return all that are kept"),
+        ("return k, v", "return k[:, :, -new:], v[:, :, -new:]", "append returned only the new "
+         "keys: return all that are kept"),
         ("return k, v", "first = max(self.end - new - int(min(w.max(), 1e9)) + 1, 0); "
-         "return k[:, :, first:], v[:, :, first:]", "w is rounded down: a query sees ceil(w) keys, "
-         "its own included"),
-        ("return k, v", "first = max(self.end - math.ceil(min(w.max(), 1e9)), 0); "
-         "return k[:, :, first:], v[:, :, first:]", "these are the keys that the last of the new "
-         "tokens sees: the first of them sees further back"),
+         + FIRST_KEYS, "w is rounded down: a query sees ceil(w) keys, its own included"),
+        ("return k, v", "first = max(self.end - math.ceil(min(w.max(), 1e9)), 0); " + FIRST_KEYS,
+         "these are the keys that the last of the new tokens sees: the first of them sees further "
+         "back"),
         ("return k, v", "first = max(self.end - new - math.ceil(min(w.min(), 1e9)) + 1, 0); "
-         "return k[:, :, first:], v[:, :, first:]", "the smallest window decides: a tile with a "
-         "wider one needs older keys"),
+         + FIRST_KEYS, "the smallest window decides: a tile with a wider one needs older keys"),
         ("return k, v", "", "append must return all keys and all values"),
         ("return k, v", "return k", "append must return all keys and all values"),
+        ("return k, v", "return v, k", "append returns the keys, and then the values"),
         ("self.end + new", "0", END),
         ("self.end + new", "self.end + 1", END),
         ("self.end + new", "self.end + k.shape[1]", END),
-        ("self.end + new", "new", "cache.end is the number of the last new tokens: "
-         "add it to what it was"),
+        ("self.end + new", "new", "cache.end is the number of the last new tokens: add it to what "
+         "it was"),
         ("self.end = self.end + new", "", "self.v = v", "self.v = v; self.end += k.shape[2]",
          "cache.end counts old keys again: add the number of new ones"),
-        ("return k, v", "return v, k", "append returns the keys, and then the values"),
         ("(self.k, k), 2", "(k, self.k), 2", "(self.v, v), 2", "(v, self.v), 2", "the oldest key "
          "comes first"),
-        ("v = torch.cat((self.v, v), 2)", "v = torch.cat((v, self.v), 2)", "the values come in "
-         "another order than the keys: the oldest comes first"),
-        ("(self.k, k), 2", "(self.k, k), 1", "(self.v, v), 2", "(self.v, v), 1", "keys (B, H, T, "
-         "K) are joined along the axis of their positions, torch.cat(.., 2)"),
-        ("(self.k, k), 2", "(self.k, k), -1", "(self.v, v), 2", "(self.v, v), -1", "keys (B, H, T, "
-         "K) are joined along the axis of their positions, torch.cat(.., 2)"),
-        ("self.v = v", "self.v = v; self.k = unit(mipe(k, torch.ones(k.shape[1:3]).to(k)))",
-         "the kept keys turn again: they come with MiPE already"),
-        ("self.v = v", "self.v = v[:, :, : 20]; self.k = k[:, :, : 20]", "only the first keys are "
-         "kept: each call adds its new ones")),
+        ("(self.v, v), 2", "(v, self.v), 2", "the values come in another order than the keys: the "
+         "oldest comes first"),
+        ("(self.k, k), 2", "(self.k, k), 1", "(self.v, v), 2", "(self.v, v), 1", JOINED),
+        ("(self.k, k), 2", "(self.k, k), -1", "(self.v, v), 2", "(self.v, v), -1", JOINED)),
     "initialize": [
         *[mistake for name, size in OUTPUTS.items() for mistake in of_matrix(name, size)],
         (changed("W_G", lambda W, c: W / c.d_V**0.5), "W_G has the fixed standard deviation 0.1, "
          "whatever its dimensions"),
-        (changed("W_G", lambda W, c: W * 10), "W_G: the factor 0.1 is missing"),
-        (tied, "W_Q and W_K are equal: draw each matrix by itself"),
-        (alike, "all layers have the same matrices: draw each by itself"),
-        (seeded_in_the_loop, "the seed is set before each matrix: all begin with the same numbers"),
-        (seeded, "each model has the same matrices: set no seed, as the caller does"),
-        (changed("s_w", lambda s, c: 0 * s), "s_w is spread over the tiles of a layer, not 0 for "
-         "all"),
-        (changed("s_w", lambda s, c: torch.linspace(0, c.w_th, c.N_H)), "s_w goes up to log w_th, "
-         "not to w_th"),
-        (changed("s_w", lambda s, c: torch.linspace(1, c.w_th, c.N_H).log()), "s_w itself is "
-         "evenly spaced, not w: linspace from 0 to log w_th"),
-        (changed("s_w", lambda s, c: math.log(c.w_th) * torch.arange(c.N_H) / c.N_H), "s_w of the "
-         "last tile is log w_th: divide by N_H - 1, or take torch.linspace"),
-        (changed("s_w", lambda s, c: torch.linspace(1, math.log(c.w_th), c.N_H)), "s_w begins at "
-         "0, so that the smallest window is 2"),
-        (changed("s_w", lambda s, c: 0 * s + math.log(c.w_th)), "s_w is spread over the tiles of a "
-         "layer, not the same for all"),
-        (changed("s_w", lambda s, c: torch.linspace(0, math.log(c.w_th - 1), c.N_H)), "s_w goes up "
-         "to log w_th itself, not to log(w_th - 1)"),
-        (changed("s_w", lambda s, c: s.flip(0)), "s_w runs backwards: from 0 to log w_th"),
-        (changed("s_w", lambda s, c: torch.linspace(0, math.log(256), c.N_H)), "w_th is "
-         "config.w_th, and not always 256"),
-        (changed("s_r", lambda s, c: s + 1), "s_r starts at 0, and so r at 1/2"),
-        (changed("s_O", lambda s, c: 2 * s), "s_O: the root is missing, log(1/sqrt(N_H N_L))"),
-        (changed("s_O", lambda s, c: -s), "s_O has the wrong sign: log(1/sqrt(N_H N_L))"),
-        (changed("s_O", lambda s, c: 0 * s), "s_O is not 0: log(1/sqrt(N_H N_L))"),
-        (changed("s_O", lambda s, c: 0 * s - math.log(c.N_H) / 2), "s_O: N_L is missing, as the "
-         "tiles of all layers count"),
-        (changed("s_O", lambda s, c: 0 * s - math.log(c.N_L) / 2), "s_O: N_H is missing, as the "
-         "tiles of all layers count"),
-        (changed("s_O", lambda s, c: s.exp()), "s_O: the log is missing, log(1/sqrt(N_H N_L))"),
+        *[(changed("s_w", wrong), says) for wrong, says in (
+            (lambda s, c: 0 * s, "s_w is spread over the tiles of a layer, not 0 for all"),
+            (lambda s, c: torch.linspace(0, c.w_th, c.N_H), "s_w goes up to log w_th, not to w_th"),
+            (lambda s, c: torch.linspace(1, c.w_th, c.N_H).log(), "s_w itself is evenly spaced, "
+             "not w: linspace from 0 to log w_th"),
+            (lambda s, c: math.log(c.w_th) * torch.arange(c.N_H) / c.N_H, "s_w of the last tile is "
+             "log w_th: divide by N_H - 1, or take torch.linspace"),
+            (lambda s, c: torch.linspace(1, math.log(c.w_th), c.N_H), "s_w begins at 0, so that "
+             "the smallest window is 2"),
+            (lambda s, c: torch.linspace(0, math.log(c.w_th - 1), c.N_H), "s_w goes up to log w_th "
+             "itself, not to log(w_th - 1)"),
+            (lambda s, c: torch.linspace(0, math.log(256), c.N_H), "w_th is config.w_th, and not "
+             "always 256"))],
+        (changed("s_r", lambda s, c: s + 0.5), "s_r starts at 0, and so r at 1/2"),
+        *[(changed("s_O", wrong), f"s_O: {says}, log(1/sqrt(N_H N_L))") for wrong, says in (
+            (lambda s, c: 2 * s, "the root is missing"),
+            (lambda s, c: -s, "the sign is wrong"),
+            (lambda s, c: 0 * s, "it is not 0"),
+            (lambda s, c: s.exp(), "the log is missing"),
+            (lambda s, c: 0 * s - math.log(c.N_H) / 2, "N_L is missing, the tiles of all layers "
+             "count"),
+            (lambda s, c: 0 * s - math.log(c.N_L) / 2, "N_H is missing, the tiles of all layers "
+             "count"))],
         (changed("s_E", lambda s, c: s + math.log(c.d_E) / 2), "log sqrt(d_E) is for s_F: s_E "
          "starts at 0"),
         (changed("s_E", lambda s, c: s + 1), "the scale e^s_E starts at 1, so s_E starts at 0"),
-        (changed("s_F", lambda s, c: 2 * s), "s_F: the root is missing, log sqrt(d_E)"),
-        (changed("s_F", lambda s, c: -s), "s_F has the wrong sign: log sqrt(d_E)"),
-        (changed("s_F", lambda s, c: 0 * s), "s_F is not 0: log sqrt(d_E)"),
-        (changed("s_F", lambda s, c: s.exp()), "s_F: the log is missing, log sqrt(d_E)")],
+        *[(changed("s_F", wrong), f"s_F: {says}, log sqrt(d_E)") for wrong, says in (
+            (lambda s, c: 2 * s, "the root is missing"),
+            (lambda s, c: -s, "the sign is wrong"),
+            (lambda s, c: 0 * s, "it is not 0"),
+            (lambda s, c: s.exp(), "the log is missing"))]],
     "embed": edits(
         embed,
-        ("self.s_E.exp() * unit(e)", "e", "this is the row of W_E as it is: it needs unit length "
-         "and the scale e^s_E"),
-        ("unit(e)", "e", "the embedding is not of unit length"),
+        *with_scales("s_E"),
+        *[(E_BAR, E_BAR.replace("unit", f), f"{what}: e_bar is the row divided by its length")
+          for f, what in (("", "there is no unit length"), ("layer_norm", "this is LayerNorm"),
+                          ("rms", "this is RMSNorm"), ("tanh_norm", "this is TanhNorm"))],
+        (E_BAR, "return e", "this is the row of W_E as it is: it needs unit length and the scale "
+         "e^s_E"),
+        (E_BAR, "return unit(e)", "the scale e^s_E is missing: it comes after unit length, which "
+         "would take it away"),
+        (E_BAR, "return e.shape[-1] ** 0.5 * e", "this is the Transformer's embedding: here the "
+         "scale is e^s_E, and the row has unit length"),
+        (E_BAR, E_BAR + " * e.shape[-1] ** 0.5", "the root of d_E is not part of the scale: e^s_E "
+         "alone"),
+        (E_BAR, "return self.s_E.exp() + unit(e)", "the scale multiplies: e^s_E times the unit "
+         "vector"),
         ("unit(e)", "F.normalize(self.W_E, dim=0)[tokens]", COLUMNS),
         ("unit(e)", "self.W_E[tokens] / self.W_E.norm()", "all of W_E has length 1: each row has a "
          "length of its own"),
-        ("self.s_E.exp() * unit(e)", "unit(e)", "the scale e^s_E is missing: it comes after unit "
-         "length, which would take it away"),
-        ("self.s_E.exp()", "self.s_E", "the scale is e^s_E, not s_E"),
-        ("self.s_E.exp() *", "self.s_E +", "the scale multiplies: e^s_E times the unit vector"),
-        ("self.s_E.exp() *", "self.s_E.exp() +", "the scale multiplies: e^s_E times the unit "
-         "vector"),
-        ("self.s_E.exp()", "e.shape[-1] ** 0.5", "the scale is e^s_E, not the root of d_E"),
-        ("self.s_E.exp()", "e.shape[-1] ** 0.5 * self.s_E.exp()", "the root of d_E is not part of "
-         "the scale: e^s_E alone"),
-        ("self.s_E.exp() * unit(e)", "e.shape[-1] ** 0.5 * e", "this is the Transformer's "
-         "embedding: here the scale is e^s_E, and the row has unit length"),
-        ("self.s_E.exp() * unit(e)", "layer_norm(e)", "this is LayerNorm: e_bar is the row divided "
-         "by its length, and e^s_E its scale"),
-        ("self.s_E.exp() * unit(e)", "rms(e)", "this is RMSNorm: e_bar is the row divided by its "
-         "length, and e^s_E its scale"),
-        ("self.W_E[tokens]", "self.W_E[tokens - 1]", "tokens count from 0: token t has row t"),
-        ("self.s_E.exp()", "torch.sigmoid(self.s_E)", "the scale is e^s_E, no sigmoid"),
-        ("self.s_E.exp()", "(1 + self.s_E)", "the scale is e^s_E, not 1 + s_E"),
-        ("self.s_E.exp() * unit(e)", "unit(e) / self.s_E.exp()", "the scale multiplies: e^s_E "
-         "times the unit vector"),
+        ("self.s_E", "self.s_F", "s_F is for the logits: take s_E"),
         ("return ", "i = torch.arange(tokens.shape[1]); a = mipe_angle(i, self.s_E.exp() + 1, "
          "100.0)[0]; return a[:, None] + ", "positions are encoded in q and k, by MiPE: nothing is "
-         "added here"),
-        ("unit(e)", "rms(e)", "this is RMSNorm: e_bar is the row divided by its length"),
-        ("unit(e)", "layer_norm(e)", "this is LayerNorm: e_bar is the row divided by its length"),
-        ("unit(e)", "tanh_norm(e)", "this is TanhNorm: e_bar is the row divided by its length"),
-        ("unit(e)", "e.softmax(-1)", NO_SOFTMAX),
-        ("self.s_E", "self.s_F", "s_F is for the logits: take s_E")),
+         "added here")),
     "logits": edits(
         logits,
+        *with_scales("s_F"),
+        *with_functions(LOGITS, "x ", "x stays as it is"),
+        *with_functions(LOGITS, LOGITS.removeprefix("return "), "the logits stay as they are",
+                        "softmax", "tanh_norm"),
+        (LOGITS, "return softmax(self.s_F.exp() * x @ W.T)", PROBABILITIES),
+        (LOGITS, "return (self.s_F.exp() * x @ W.T).log_softmax(-1)", PROBABILITIES),
+        ("self.s_F.exp() * x", "x", "the scale e^s_F is missing"),
+        (LOGITS, "return x @ self.W_E.T", "W_E stands as it is: its rows need unit length, and the "
+         "scale e^s_F is missing"),
         ("W = unit(self.W_E)", "W = self.W_E", "the rows of W_E are not of unit length here"),
         ("W = unit(self.W_E)", "W = F.normalize(self.W_E, dim=0)", COLUMNS),
         ("W = unit(self.W_E)", "W = layer_norm(self.W_E)", "this is LayerNorm: the rows of W_E are "
          "divided by their length"),
-        ("self.s_F.exp() * x", "x", "the scale e^s_F is missing"),
-        ("self.s_F.exp() * x @ W.T", "x @ self.W_E.T", "W_E stands as it is: its rows need unit "
-         "length, and the scale e^s_F is missing"),
-        ("self.s_F.exp()", "self.s_F", "the scale is e^s_F, not s_F"),
-        ("self.s_F.exp()", "self.s_E.exp()", "s_E is for the embedding: take s_F"),
-        ("self.s_F.exp() * x @ W.T", "(self.s_F.exp() * x @ W.T).softmax(-1)", "these are "
-         "probabilities: the softmax belongs to the loss"),
-        ("self.s_F.exp() * x @ W.T", "(self.s_F.exp() * x @ W.T).log_softmax(-1)", "these are "
-         "logarithms of probabilities: the softmax belongs to the loss"),
-        ("self.s_F.exp() * x @ W.T", "x @ W.T + self.s_F", "the scale multiplies: e^s_F times "
-         "W_E_bar"),
-        ("self.s_F.exp() * x @ W.T", "x @ W.T + self.s_F.exp()", "the scale multiplies: e^s_F "
-         "times W_E_bar"),
-        ("self.s_F.exp() * x", "x / x.shape[-1] ** 0.5", "the scale is e^s_F: divide by no root of "
-         "d_E"),
-        ("self.s_F.exp() * x", "self.s_F.exp() * x / x.shape[-1] ** 0.5", "the root of d_E is not "
-         "part of the scale: e^s_F alone"),
-        ("self.s_F.exp() * x", "self.s_F.exp() * x * x.shape[-1] ** 0.5", "the root of d_E is too "
-         "much: W_E has rows of unit length, unlike RMSNorm's, and the scale is e^s_F"),
-        ("self.s_F.exp() * x", "x * x.shape[-1] ** 0.5", "the scale is e^s_F, and not always the "
+        ("W = unit(self.W_E)", "W = self.W_E", LOGITS, "return unit(x) @ W.T", "x was scaled to "
+         "unit length in place of W_E: there is no norm before the head"),
+        (LOGITS, "return x @ W.T + self.s_F.exp()", "the scale multiplies: e^s_F times W_E_bar"),
+        (LOGITS, LOGITS + " / x.shape[-1] ** 0.5", "the root of d_E is not part of the scale: "
+         "e^s_F alone"),
+        (LOGITS, "return x @ W.T * x.shape[-1] ** 0.5", "the scale is e^s_F, and not always the "
          "root of d_E"),
-        ("self.s_F.exp()", "(-self.s_F).exp()", "the scale is e^s_F: the sign is wrong"),
-        ("self.s_F.exp() * x", "self.s_F.exp() * unit(x)", "x must not be normalised: there is no "
-         "norm before the head"),
-        ("self.s_F.exp() * x", "self.s_F.exp() * layer_norm(x)", "x must not be normalised: there "
-         "is no norm before the head"),
-        ("self.s_F.exp() * x", "self.s_F.exp() * rms(x)", "x must not be normalised: there is no "
-         "norm before the head"),
-        ("self.s_F.exp() * x", "(self.s_E + self.s_F).exp() * x", "s_E is for the embedding: take "
-         "s_F alone"),
-        ("self.s_F.exp() * x @ W.T", "torch.sigmoid(self.s_F.exp() * x @ W.T)", "these are "
-         "probabilities: the softmax belongs to the loss"),
-        ("self.s_F.exp() * x", "x", "W = unit(self.W_E)", "W = self.W_E; x = self.s_F.exp() * "
-         "unit(x)", "x was scaled to unit length in place of W_E: there is no norm before the "
-         "head"),
-        ("self.s_F.exp() * x", "self.s_F.exp() * tanh_norm(x)", "x must not be normalised: there "
-         "is no norm before the head"),
-        ("self.s_F.exp() * x @ W.T", "torch.tanh(self.s_F.exp() * x @ W.T)", "the logits are not "
-         "bounded: there is no tanh"),
-        ("self.s_F.exp() * x @ W.T", "30 * torch.tanh(self.s_F.exp() * x @ W.T / 30)", "the logits "
-         "are not bounded: there is no tanh"),
+        ("self.s_F", "self.s_E", "s_E is for the embedding: take s_F"),
         ("@ W.T", "@ W", "transpose W_E: its rows are the tokens")),
     "loss": edits(
         loss,
-        ("z.transpose(1, 2), t", "z[:, :-1].transpose(1, 2), t[:, 1:]", "the targets are shifted "
-         "twice: they are the next tokens already"),
-        ("z.transpose(1, 2), t", "z[:, :-1].transpose(1, 2), t[:, :-1]", "the last position is "
-         "left out: all count, as each has its target"),
-        ("z.transpose(1, 2), t", "z[:, 1:].transpose(1, 2), t[:, 1:]", "the first position is left "
-         "out: all count, as each has its target"),
-        ("z.transpose(1, 2), t", "z[:, -1], t[:, -1]", "only the last position counts: all do, as "
-         "each has its target"),
-        ("z.transpose(1, 2), t", "z, t", "cross_entropy takes the classes as axis 1: flatten B and "
-         "T, or transpose(1, 2)"),
-        ("z.transpose(1, 2), t", "z.view(len(z), -1, z.shape[1]), t", "a view to (B, N, T) mixes "
-         "up tokens and classes: transpose(1, 2), or flatten B and T"),
+        (PAIRS, "z[:, :-1].transpose(1, 2), t[:, 1:]", "the targets are shifted twice: they are "
+         "the next tokens already"),
+        (PAIRS, "z[:, 1:].transpose(1, 2), t[:, :-1]", "the targets are shifted the other way: "
+         "position n has the target n already"),
+        (PAIRS, "z[:, :-1].transpose(1, 2), t[:, :-1]", "the last position is left out: all count, "
+         "as each has its target"),
+        (PAIRS, "z[:, 1:].transpose(1, 2), t[:, 1:]", "the first position is left out: all count, "
+         "as each has its target"),
+        (PAIRS, "z[:, -1], t[:, -1]", "only the last position counts: all do, as each has its "
+         "target"),
+        (PAIRS, "z, t", "cross_entropy takes the classes as axis 1: flatten B and T, or "
+         "transpose(1, 2)"),
+        (PAIRS, "z.view(len(z), -1, z.shape[1]), t", "a view to (B, N, T) mixes up tokens and "
+         "classes: transpose(1, 2), or flatten B and T"),
         ("t = targets", "t = tokens", "the inputs were taken for the targets"),
         ("z.transpose", "z.softmax(-1).transpose", "softmax was taken twice: cross_entropy begins "
          "with one"),
         ("F.cross_entropy", "F.nll_loss", "nll_loss takes logarithms of probabilities: "
          "cross_entropy takes the logits"),
-        ("(1, 2), t)", "(1, 2), t) / math.log(2)", "this is in bits: take nats, the natural "
-         "logarithm"),
-        ("(1, 2), t)", "(1, 2), t) / math.log(10)", "this is a logarithm of base 10: take nats"),
-        ("return F", "return -F", "the sign: the loss is -log p, which is positive"),
-        ("(1, 2), t)", "(1, 2), t).exp()", "this is the perplexity: the loss is its logarithm"),
+        (ENTROPY, ENTROPY + " / math.log(2)", "this is in bits: take nats, the natural logarithm"),
+        (ENTROPY, "-" + ENTROPY, "the sign: the loss is -log p, which is positive"),
+        (ENTROPY, ENTROPY + ".exp()", "this is the perplexity: the loss is its logarithm"),
         ("(1, 2), t)", "(1, 2), t, label_smoothing=0.1)", "the labels are smoothed: the target's "
          "probability alone counts"),
-        *[("(1, 2), t)", f"(1, 2), t, label_smoothing={x})", "the labels are smoothed: the "
-           "target's probability alone counts") for x in (0.05, 0.15, 0.2, 0.3)],
-        ("z.transpose", "z[:, 1:].transpose", "t = targets", "t = targets[:, :-1]", "the targets "
-         "are shifted the other way: position n has the target n already"),
         ("(1, 2), t)", "(1, 2), t, ignore_index=0)", "token 0 counts, and targets of -100 do not: "
          "ignore_index=-100"),
-        ("z.transpose", "(z / self.W_E.shape[1] ** 0.5).transpose", "the logits are divided by a "
-         "root: take them as they are"),
-        ("F.cross_entropy(z.transpose(1, 2), t)", "-z.log_softmax(-1).mean()", "the mean goes over "
-         "all tokens: -log p of the target alone counts"),
-        *[("F.cross_entropy(z.transpose(1, 2), t)", "F.binary_cross_entropy_with_logits(z, "
-           "F.one_hot(t.clamp_min(0), z.shape[-1]).float()" + more, "this is the binary "
-           "cross-entropy of each token: one softmax goes over all") for more in (
-               ")", ", reduction='sum') / t.numel()")],
-        ("(1, 2), t)", "(1, 2), t, reduction='none').exp().mean()", "this is a mean of 1/p: the "
-         "loss is the mean of -log p"),
-        ("z.transpose", "z.log_softmax(1).transpose", "the softmax goes over the classes, the last "
-         "axis of the logits: leave it to cross_entropy"),
-        ("F.cross_entropy(z.transpose(1, 2), t)", "F.mse_loss(z, F.one_hot(t.clamp_min(0), "
-         "z.shape[-1]).float())", "this is a squared error: the loss is -log p of the target"),
-        ("F.cross_entropy(z.transpose(1, 2), t)", "F.mse_loss(z.softmax(-1), F.one_hot("
-         "t.clamp_min(0), z.shape[-1]).float())", "this is a squared error: the loss is -log p of "
-         "the target"),
-        ("F.cross_entropy(z.transpose(1, 2), t)", "-z.softmax(-1).gather(-1, "
-         "t.clamp_min(0)[..., None]).mean()", "the logarithm is missing: -log p"),
-        ("F.cross_entropy(z.transpose(1, 2), t)", "-z.log_softmax(-1).gather(-1, "
-         "t.clamp_min(0)[..., None]).sum() / (t >= 0).sum()", "targets of -100 count in the sum"),
+        (ENTROPY, "F.binary_cross_entropy_with_logits(z, F.one_hot(t.clamp_min(0), z.shape[-1])"
+         ".float())", "this is the binary cross-entropy of each token: one softmax goes over all"),
+        (ENTROPY, "-z.softmax(-1).gather(-1, t.clamp_min(0)[..., None]).mean()", "the logarithm is "
+         "missing: -log p"),
         ("(1, 2), t)", "(1, 2), t, reduction='sum')", "this is the sum over all tokens: take the "
          "mean"),
         ("(1, 2), t)", "(1, 2), t, reduction='sum') / len(t)", "the sum of each sequence is "
          "averaged: take the mean over all tokens that count"),
         ("(1, 2), t)", "(1, 2), t, reduction='none')", "the loss is one number, the mean over all "
          "tokens that count"),
-        ("t = targets", "t = targets.clamp_min(0)", "targets of -100 count: leave them out"),
-        ("(1, 2), t)", "(1, 2), t, reduction='sum') / t.numel()", "targets of -100 count in the "
-         "denominator"),
-        ("F.cross_entropy(z.transpose(1, 2), t)", "torch.stack([F.cross_entropy(a, b) "
-         "for a, b in zip(z, t)]).mean()", "this is the mean of each sequence's mean: take it over "
-         "all tokens that count")),
+        ("t = targets", "t = targets.clamp_min(0)", UNCOUNTED),
+        ("(1, 2), t)", "(1, 2), t, reduction='sum') / t.numel()", UNCOUNTED),
+        (ENTROPY, "-z.log_softmax(-1).gather(-1, t.clamp_min(0)[..., None]).sum() / (t >= 0).sum()",
+         UNCOUNTED),
+        (ENTROPY, "torch.stack([F.cross_entropy(a, b) for a, b in zip(z, t)]).mean()", "this is "
+         "the mean of each sequence's mean: take it over all tokens that count")),
     "generate": edits(
         generate,
         ("seen[:, tokens.shape[1] :]", "seen", "generate returned the prompt, too: return the n "
          "new tokens"),
+        ("seen[:, tokens.shape[1] :]", "seen[:, -n - 1 : -1]", "the tokens are one place too "
+         "early: return the last n"),
+        ("seen[:, tokens.shape[1] :]", "x", "only the last token is returned: all n new ones are "
+         "wanted"),
         ("x = tokens", "x = tokens[:, :-1]", "the last token of the prompt is left out: the first "
          "new token follows it"),
         ("x = tokens", "x = tokens[:, -1:]", "only the last token of the prompt is read: all of it "
@@ -710,16 +535,8 @@ MISTAKES = {
         ("[:, -1]", "[:, 0]", "the next token follows from the logits of the last position, "
          "z[:, -1]"),
         ("z.argmax", "z.argmin", "this is the token with the smallest logit: take the largest"),
-        ("seen[:, tokens.shape[1] :]", "seen[:, tokens.shape[1] :].flip(1)", "the new tokens come "
-         "in their order, the first one first"),
-        ("z.argmax(-1, keepdim=True)", "z.topk(2).indices[:, 1:]", "this is the second largest "
-         "logit: take the largest"),
-        ("seen[:, tokens.shape[1] :]", "seen[:, -n - 1 : -1]", "the tokens are one place too "
-         "early: return the last n"),
         ("range(n)", "range(n - 1)", "one token too few: return n"),
-        ("range(n)", "range(n + 1)", "one token too many: return n"),
-        ("seen[:, tokens.shape[1] :]", "x", "only the last token is returned: all n new ones are "
-         "wanted")),
+        ("range(n)", "range(n + 1)", "one token too many: return n")),
 }
 
 
@@ -766,7 +583,7 @@ def driven(name, written):
 
 
 def names_of(call):
-    """The names of the inputs of a call in drive.py, without what is called."""
+    """The names of a call's inputs, without what is called."""
     return tuple(inspect.signature(call).parameters)[1:]
 
 
@@ -775,7 +592,7 @@ def check(name, *cases):
     mistakes = [(driven(name, wrong), cause) for wrong, cause in MISTAKES[name]]
     grade.Exercise("part2_model", name, driven(name, right[name]), mistakes, HINTS[name],
                    given=grade.before(QUALIFIED[name]), driver="drive",
-                   names=names_of(drive.CALLS[name])).grade(*cases)
+                   names=names_of(drive.CALLS.get(name, right[name]))).grade(*cases)
 
 
 def case(*inputs, **options):
@@ -823,9 +640,9 @@ def test_cache():
     cases = [case(k, v, torch.tensor(w).double(), False, outputs=("a key", "a value"), hint=(
         f"append is called with 20, 4 and 1 new tokens, for windows of {w}: it must return all "
         "keys that a new query may see, the oldest first, and all their values"))
-        for w in ([3.0, 4.0], [3.0, 4.5], [3.0, math.inf])]
+        for w in ([2.0, 5.0], [2.0, 5.5], [2.0, math.inf])]
     check("cache", *cases,
-          case(k, v, torch.tensor([3.0, 4.5]).double(), True, outputs=("cache.end",), hint="append "
+          case(k, v, torch.tensor([2.0, 5.5]).double(), True, outputs=("cache.end",), hint="append "
                "is called with 20, 4 and 1 new tokens: afterwards cache.end must be 20, 24 and 25"))
 
 
@@ -898,9 +715,6 @@ def test_model():
     model, t = drive.a_model({}), some_tokens(2, 30)
     check_whole("the whole model", model,
                 case(t, tolerance=1e-4, hint="the logits are wrong: do 2.1 to 2.7 pass?"))
-    check_whole("the change of earlier logits", model,
-                *[case(t, j, hint=f"token {j} changed, and a logit before it, too: the model sees "
-                       "the future") for j in (7, 29)])
     check_whole("generate with your own cache", model,
                 case(t[:, :6], 7, hint="generate with your own cache and layers: do 2.3, 2.4, "
                      "2.9 and 2.10 pass?"))

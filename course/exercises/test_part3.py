@@ -8,8 +8,8 @@ import torch.nn.functional as F
 import multiscreen as ms
 from course.exercises import grade
 from course.exercises.grade import correlated
+from course.exercises.mistakes import INF, MASKS, ROOTS
 
-INF = math.inf
 GRADIENTS = ("dq", "dk", "dv", "dw", "dr")
 
 
@@ -89,24 +89,21 @@ def wrong_pairs(s=lambda q, k: q @ k.T, z=root_of_trim, m=ms.softmask, d=distanc
     return pairs
 
 
-def swapped(q, k, w, r, i, j):
-    z, m, d = pairs(q, k, w, r, i, j)
-    return m, z, d
-
-
-def cosine(d, w):
-    """Softmask without its mask."""
-    return 0.5 * (torch.cos(math.pi * (d / w)) + 1)
-
-
 def in_float32(d, w):
     """Softmask in float32, as math.pi times a tensor of integers is."""
     return torch.where((-w < d) & (d <= 0), 0.5 * (torch.cos(math.pi * d / w) + 1), 0.0)
 
 
-def wrong_dw(f):
-    """A wrong `dw_block`: the sum over all pairs of f(z, m, dh . v, d, the angle pi d/w, w)."""
-    return lambda z, m, d, v, dh, w: f(z, m, dh @ v.T, d, math.pi * (d / w), w).sum()
+def wrong_dw(slope=torch.sin, factor=0.5, everywhere=False, **powers):
+    """A wrong `dw_block`: another slope, factor or powers, or pairs outside the window, too."""
+    n = {"z": 2, "m": 0, "pi": 1, "d": 1, "w": -2} | powers
+
+    def dw_block(z, m, d, v, dh, w):
+        dm = factor * z ** n["z"] * m ** n["m"] * (dh @ v.T)
+        added = dm * slope(math.pi * (d / w)) * math.pi ** n["pi"] * d ** n["d"] * w ** n["w"]
+        return torch.where((m > 0) | everywhere, added, 0.0).sum()
+
+    return dw_block
 
 
 def in_blocks(first=lambda i, last, w: i - w.ceil() + 1, end=lambda i, last, w: last + 1,
@@ -135,42 +132,31 @@ def without_the_short_block(q, k, v, w, r, dh, i0=0, size=16):
     return of_pairs(mask, q, k, v, w, r, dh, i0)
 
 
-def last_of_keys(q, k, v, w, r, dh, i0=0, size=16):
-    """A wrong `gradients` with dq[rows] = .. instead of +=: the last block of keys stays."""
-    mask = torch.zeros(len(q), len(k), dtype=q.dtype)
-    for a in range(0, len(q), size):
-        last = min(i0 + min(a + size, len(q)), len(k)) - 1
-        mask[a : a + size, last // size * size :] = 1
-    return (of_pairs(mask, q, k, v, w, r, dh, i0)[0],
-            *gradients(q, k, v, w, r, dh, i0)[1:])
+def overwritten(n):
+    """A wrong `gradients` whose n-th result is overwritten by each block, with = and not +=."""
+    def wrong(q, k, v, w, r, dh, i0=0, size=16):
+        found = list(gradients(q, k, v, w, r, dh, i0))
+        found[n] = torch.zeros_like(found[n])
+        for a in range(0, len(q), size):
+            start = max(i0 + a - math.ceil(min(w.item(), 1e6)) + 1, 0) // size * size
+            for b in range(start, min(i0 + min(a + size, len(q)), len(k)), size):
+                queries, keys = slice(a, a + size), slice(b, b + size)
+                mask = torch.zeros(len(q), len(k), dtype=q.dtype)
+                mask[queries, keys] = 1
+                added = of_pairs(mask, q, k.nan_to_num(), v.nan_to_num(), w, r, dh, i0)[n]
+                rows = (queries, keys, keys, ..., ...)[n]
+                found[n][rows] = added[rows]
+        return found
+
+    return wrong
 
 
-def changed_result(n, x, *inputs):
-    """The right gradients with x in the place of the n-th."""
-    found = list(gradients(*inputs))
-    found[n] = x
-    return found
-
-
-def overwritten(n, q, k, v, w, r, dh, i0=0, size=16):
-    """dk or dv (the n-th gradient) if each block of keys holds what the last queries added."""
-    found = torch.zeros_like((k, v)[n - 1])
-    for a in range(0, len(q), size):
-        start = max(i0 + a - math.ceil(min(w.item(), 1e6)) + 1, 0) // size * size
-        for b in range(start, min(i0 + min(a + size, len(q)), len(k)), size):
-            mask = torch.zeros(len(q), len(k), dtype=q.dtype)
-            mask[a : a + size, b : b + size] = 1
-            found[b : b + size] = of_pairs(mask, q, k.nan_to_num(), v.nan_to_num(), w, r, dh,
-                                           i0)[n][b : b + size]
-    return found
-
-
-def of_last_block(q, k, v, w, r, dh, i0=0, size=16):
-    """The gradients by the last block of queries and keys alone."""
-    mask = torch.zeros(len(q), len(k), dtype=q.dtype)
-    a = (len(q) - 1) // size * size
-    mask[a:, (min(i0 + len(q), len(k)) - 1) // size * size :] = 1
-    return of_pairs(mask, q, k.nan_to_num(), v.nan_to_num(), w, r, dh, i0)
+def with_r(f):
+    """The mistakes in dz/ds = 1/r. f: a function of dz, of k or q, and of r."""
+    return [(lambda *x: f(*x) * x[-1], "1/r is missing: dz/ds = 1/r"),
+            (lambda *x: f(*x) * x[-1] ** 2, "divide by r, dz/ds = 1/r: this multiplies"),
+            (lambda *x: f(*x) / x[-1], "divided by r twice: dz/ds = 1/r"),
+            (lambda *x: f(*x) / x[-2].shape[1] ** 0.5, DIVIDED)]
 
 
 OUTSIDE = ("blocks outside the window were read, where there is NaN: the queries at i .. last see "
@@ -178,6 +164,8 @@ OUTSIDE = ("blocks outside the window were read, where there is NaN: the queries
 ABSOLUTE = "d is j - i, negative in the past: it is no absolute value"
 DIVIDED = "s must not be divided by the root of d_K: it is the cosine of an angle"
 OWN_KEY = "the last query's own key is missing: the end is one past that query's position"
+# (c, a, b): all factors c z^a m^b.
+POWERS = [(c, a, b) for c in (1, 2) for a in (0, 1, 2) for b in (0, 1, 2)]
 SEES = "sees keys from i - ceil(w) + 1 on, where i is the position of its first query"
 
 # {function: [(a wrong one, what to say to those who have its results)]}. The first one counts.
@@ -192,169 +180,59 @@ MISTAKES = {
         (lambda *inputs: (*pairs(*inputs)[:2], -pairs(*inputs)[2]), "d is j - i, as in Eq. 10: "
          "negative in the past"),
         (lambda *inputs: (*pairs(*inputs)[:2], pairs(*inputs)[2].abs()), ABSOLUTE),
-        (wrong_pairs(d=lambda i, j: (j - i[:, None]).abs()), ABSOLUTE),
         *[(wrong_pairs(m=m), "math.pi * d is float32 for integers d: math.pi * (d / w) has "
            "the dtype of w") for m in (in_float32, lambda d, w: in_float32(d, w).double())],
-        (swapped, "return z, m, d: z and m are swapped"),
-        (wrong_pairs(z=lambda s, r: 1 - (1 - s) / r), "z is at least 0: the max of Trim is "
-         "missing"),
-        (wrong_pairs(z=lambda s, r: (1 - (1 - s) / r).clamp(min=1e-9)), "z of a rejected key is "
-         "exactly 0: add no eps"),
         (wrong_pairs(s=lambda q, k: q @ k.T / q.shape[1] ** 0.5), DIVIDED),
         (wrong_pairs(z=ms.trim), "z is Trim before its square: alpha_d = z^2 m"),
-        (wrong_pairs(m=cosine), "the mask is missing: m is 0 for a later key, d > 0, and at "
-         "distance w and beyond"),
-        (wrong_pairs(m=lambda d, w: torch.where(d.abs() < w, cosine(d, w), 0.0)), "m is not 0 for "
-         "a later key, d > 0: it sees the future"),
-        (wrong_pairs(m=lambda d, w: torch.where(d < 0, ms.softmask(d, w), 0.0)), "the query's own "
-         "key is missing: d <= 0"),
-        (wrong_pairs(m=lambda d, w: torch.where(ms.softmask(d, w) > 0, cosine(d, w) + 0.5, 0.0)),
-         "the 1/2 multiplies the 1, too: m = (cos + 1)/2"),
-        *[(wrong_pairs(m=lambda d, w, f=f: torch.where(ms.softmask(d, w) > 0, f(d, w), 0.0).double(
-            )), "inside the window m falls from 1 to 0 as a cosine: this is another curve")
-          for f in (lambda d, w: d / w + 1, lambda d, w: (d / w).exp(), lambda d, w: d / d + 1.0,
-                    lambda d, w: torch.ones_like(d / w), lambda d, w: torch.cos(d / w) / 2 + 0.5)],
-        (wrong_pairs(m=lambda d, w: 2 * ms.softmask(d, w)), "the 1/2 is missing: m = (cos + 1)/2"),
-        (wrong_pairs(z=lambda s, r: (1 - (1 - s) * r).relu()), "1 - s must be divided by r, not "
-         "multiplied by it"),
-        (wrong_pairs(z=lambda s, r: (s - (1 - r)).relu()), "what is above the threshold 1 - r must "
-         "be divided by r, the width"),
-        (wrong_pairs(z=lambda s, r: (s - r).relu()), "r is the width, and 1 - r the threshold"),
-        (wrong_pairs(m=lambda d, w: torch.where(d <= 0, cosine(d, w), 0.0)), "m is not 0 at "
-         "distance w and beyond")],
+        *[(wrong_pairs(z=z), says) for z, says in ROOTS],
+        *[(wrong_pairs(m=m), says) for m, says in MASKS]],
     "dv_block": [
-        (lambda z, m, dh: (z * m).T @ dh, "alpha_d is z^2 m: the square is missing"),
-        (lambda z, m, dh: (z * m).square().T @ dh, "m is squared, too: alpha_d = z^2 m"),
-        (lambda z, m, dh: (z * m.square()).T @ dh, "the square belongs to z: alpha_d = z^2 m"),
-        (lambda z, m, dh: m.T @ dh, "z is missing: alpha_d = z^2 m"),
-        (lambda z, m, dh: z.T @ dh, "the square and m are missing: alpha_d = z^2 m"),
-        (lambda z, m, dh: z.square().T @ dh, "m is missing: alpha_d = z^2 m"),
-        (lambda z, m, dh: 2 * (z.square() * m).T @ dh, "h is linear in v: there is no 2"),
-        (lambda z, m, dh: 2 * (z * m).T @ dh, "this is the slope with z: alpha_d = z^2 m"),
-        (lambda z, m, dh: (2 * z * m).T @ dh / 2 + z.T @ dh, "alpha_d is the product z^2 m"),
+        *[(lambda z, m, dh, c=c, a=a, b=b: (c * z**a * m**b).T @ dh, f"this takes {c} z^{a} m^{b} "
+           "for alpha_d, which is z^2 m") for c, a, b in POWERS if (c, a, b) != (1, 2, 1)],
         (lambda z, m, dh: F.normalize(z.square() * m, p=1, dim=1).T @ dh, "nothing competes: do "
          "not divide by the sum of a row"),
-        (lambda z, m, dh: (z.square() * m).T @ dh / len(z), "a gradient is a sum over the queries, "
-         "no mean"),
         (lambda z, m, dh: (z.square() * m) @ dh, "transpose alpha_d: a row of it is a query, and a "
          "row of dv is a key")],
     "dz_block": [
-        (lambda z, m, v, dh: z * m * (dh @ v.T), "the 2 of the square's derivative is missing"),
-        (lambda z, m, v, dh: 2 * z * (dh @ v.T), "m is missing: the slope of z^2 m is 2 z m"),
-        (lambda z, m, v, dh: 2 * (z > 0) * m * (dh @ v.T), "z is missing: the slope of z^2 m is "
-         "2 z m"),
-        (lambda z, m, v, dh: m * (dh @ v.T), "2 z is missing: the slope of z^2 m is 2 z m"),
-        (lambda z, m, v, dh: z * (dh @ v.T), "2 and m are missing: the slope of z^2 m is 2 z m"),
-        (lambda z, m, v, dh: z.square() * (dh @ v.T), "this is dL/dm: the slope of z^2 m with z is "
-         "2 z m"),
-        (lambda z, m, v, dh: 2 * m * (dh @ v.T), "z is missing: the slope of z^2 m is 2 z m"),
-        (lambda z, m, v, dh: dh @ v.T, "this is dL/d(alpha_d): multiply it by the slope of z^2 m"),
+        *[(lambda z, m, v, dh, c=c, a=a, b=b: c * z**a * m**b * (dh @ v.T), f"this takes {c} z^{a} "
+           f"m^{b} for the slope of z^2 m with z: it is 2 z m, and the slope of z^2 is 2 z")
+          for c, a, b in POWERS if (c, a, b) != (2, 1, 1)],
         (lambda z, m, v, dh: 2 * z * m, "dh . v is missing: dL/d(alpha_d) = dh . v"),
-        (lambda z, m, v, dh: 2 * z * m * (dh @ v.T).sum(1, keepdim=True), "dh . v belongs to each "
-         "pair: sum nothing over a row"),
-        (lambda z, m, v, dh: 3 * z.square() * m * (dh @ v.T), "the slope of z^2 m is 2 z m, not "
-         "3 z^2 m"),
-        (lambda z, m, v, dh: 2 * z.square() * m * (dh @ v.T), "the slope of z^2 m is 2 z m, not "
-         "2 z^2 m"),
-        (lambda z, m, v, dh: -2 * z * m * (dh @ v.T), "the sign: alpha_d grows with z"),
-        (lambda z, m, v, dh: z.square() * m * (dh @ v.T), "this is alpha_d (dh . v): take the "
-         "slope of z^2 m, 2 z m"),
         *[(lambda z, m, v, dh, slope=slope: slope(z, m) * ((dh @ v.T) - (
             z.square() * m * (dh @ v.T)).sum(1, keepdim=True)), "the sum over a row belongs to "
            "softmax: here a weight depends on no other key, dL/d(alpha_d) = dh . v")
           for slope in (lambda z, m: z.square() * m, lambda z, m: 2 * z * m)],
-        (lambda z, m, v, dh: 2 * z * m * (dh @ v), "dh . v is a product of each query with each "
-         "key: dh @ v.T"),
         (lambda z, m, v, dh: 2 * z * m * (v @ dh.T), "dh_i . v_j is (I, J), queries first: "
          "dh @ v.T")],
     "dq_block": [
-        (lambda dz, k, r: dz @ k, "1/r is missing: dz/ds = 1/r"),
-        (lambda dz, k, r: dz @ k * r, "divide by r, dz/ds = 1/r: this multiplies"),
-        (lambda dz, k, r: dz @ k / r**2, "divided by r twice: dz/ds = 1/r"),
-        (lambda dz, k, r: dz @ k / r / k.shape[1] ** 0.5, DIVIDED),
-        (lambda dz, k, r: -dz @ k / r, "the sign: z grows with s"),
-        (lambda dz, k, r: 2 * dz @ k / r, "a 2 too many: dz has it already"),
-        (lambda dz, k, r: dz.sum(1, keepdim=True) * k.sum(0) / r, "the sum is over the products "
-         "dz_ij k_j: dz @ k"),
-        (lambda dz, k, r: dz @ k / r / len(k), "a gradient is a sum over the keys, no mean"),
+        *with_r(dq_block),
         (lambda dz, k, r: dz.T @ k / r, "dz is (I, J): dq sums over the keys, dz @ k")],
     "dk_block": [
-        (lambda dz, q, r: dz.T @ q, "1/r is missing: dz/ds = 1/r"),
-        (lambda dz, q, r: dz.T @ q * r, "divide by r, dz/ds = 1/r: this multiplies"),
-        (lambda dz, q, r: dz.T @ q / r**2, "divided by r twice: dz/ds = 1/r"),
-        (lambda dz, q, r: dz.T @ q / r / q.shape[1] ** 0.5, DIVIDED),
-        (lambda dz, q, r: -dz.T @ q / r, "the sign: z grows with s"),
-        (lambda dz, q, r: 2 * dz.T @ q / r, "a 2 too many: dz has it already"),
-        (lambda dz, q, r: dz.T @ q / r / len(q), "a gradient is a sum over the queries, no mean"),
+        *with_r(dk_block),
         (lambda dz, q, r: dz @ q / r, "transpose dz: dk sums over the queries, dz.T @ q")],
     "dr_block": [
-        (lambda dz, z, r: -(dz * (1 - z)).sum() / r, "the sign: a wider r accepts more, so z grows "
-         "with r"),
-        (lambda dz, z, r: (dz * (1 - z)).sum(), "1/r is missing: dz/dr is (1 - s)/r^2 = (1 - z)/r"),
-        (lambda dz, z, r: (dz * (1 - z)).sum() / r**2, "divided by r once too often: 1 - z is "
-         "(1 - s)/r, so dz/dr = (1 - z)/r"),
-        (lambda dz, z, r: (dz * z).sum() / r, "dz/dr is (1 - z)/r, not z/r"),
-        (lambda dz, z, r: -(dz * (1 - z)).sum() / r**2, "the sign: a wider r accepts more, and "
-         "divided by r once too often: dz/dr = (1 - z)/r"),
-        (lambda dz, z, r: -dz.sum() / r, "the sign: dz/dr is (1 - z)/r"),
-        (lambda dz, z, r: -(dz * z).sum() / r, "dz/dr is (1 - z)/r, not -z/r"),
-        (lambda dz, z, r: (dz * (1 - z)).sum() * r, "divide by r: dz/dr = (1 - z)/r"),
-        (lambda dz, z, r: (dz * (1 - z.square())).sum() / r, "z is not squared here: dz/dr = (1 - "
-         "z)/r"),
-        (lambda dz, z, r: (dz * z * (1 - z)).sum() / r, "a z too many: dz/dr = (1 - z)/r"),
-        (lambda dz, z, r: (dz * (1 - z) * (z > 0)).mean(1).sum() / r, "a gradient is the sum over "
-         "the pairs, not their mean"),
-        (lambda dz, z, r: (dz * (1 - z)).sum(1) / r, "sum over the pairs: dL/dr is one number"),
-        (lambda dz, z, r: dz.sum() / r, "1 - z is missing: dz/dr is (1 - z)/r"),
+        *[(lambda dz, z, r, f=f, c=c, n=n: c * (dz * f(z, r)).sum() * r**n, f"this takes "
+           f"{c} ({text}) r^{n} for dz/dr: it is (1 - s)/r^2 = (1 - z)/r")
+          for f, text in ((lambda z, r: 1 - z, "1 - z"), (lambda z, r: z, "z"),
+                          (lambda z, r: 1, "1"), (lambda z, r: 1 - r * (1 - z), "s"))
+          for c in (1, -1) for n in (-2, -1, 0, 1) if (c, text, n) != (1, "1 - z", -1)],
         (lambda dz, z, r: dz * (1 - z) / r, "sum over the pairs: dL/dr is one number"),
         (lambda dz, z, r: (dz * (1 - z)).mean() / r, "a gradient is the sum over the pairs, not "
          "their mean")],
     "dw_block": [
-        (lambda *x: -dw_block(*x), "the sign: a wider window lets more through"),
-        (lambda z, *x: dw_block(z, *x) / z.numel(), "a gradient is the sum over the pairs, not "
-         "their mean"),
-        (lambda *x: 2 * dw_block(*x), "the 1/2 of Softmask is missing: m = (cos(pi d/w) + 1)/2"),
-        (wrong_dw(lambda z, m, dy, d, angle, w:
-                  z.square() * dy * torch.sin(angle) * math.pi * d / (2 * w**2)), "outside the "
-         "window m stays 0, whatever w is: count only pairs with m > 0"),
-        (wrong_dw(lambda z, m, dy, d, angle, w:
-                  z * (m > 0) * dy * torch.sin(angle) * math.pi * d / w**2),
-         "this uses the 2 z of dL/dz: dL/dm = z^2 (dh . v)"),
-        (wrong_dw(lambda z, m, dy, d, angle, w:
-                  z.square() * (m > 0) * dy * torch.cos(angle) * math.pi * d / (2 * w**2)), "the "
-         "slope of cos is -sin, not cos"),
-        (wrong_dw(lambda z, m, dy, d, angle, w:
-                  z.square() * m * dy * torch.sin(angle) * math.pi * d / (2 * w**2)), "m is no "
-         "factor here: dL/dm = z^2 (dh . v)"),
-        (wrong_dw(lambda z, m, dy, d, angle, w:
-                  z.square() * (m > 0) * dy * torch.sin(angle) * math.pi / (2 * w)), "the slope of "
-         "pi d/w with w is -pi d/w^2, not pi/w"),
-        (wrong_dw(lambda z, m, dy, d, angle, w:
-                  z.square() * (m > 0) * torch.sin(angle) * math.pi * d / (2 * w**2)), "dh . v is "
-         "missing: dL/dm = z^2 (dh . v)"),
-        (wrong_dw(lambda z, m, dy, d, angle, w:
-                  z * (m > 0) * dy * torch.sin(angle) * math.pi * d / (2 * w**2)), "z is squared: "
-         "dL/dm = z^2 (dh . v)"),
-        (wrong_dw(lambda z, m, dy, d, angle, w:
-                  z.square() * (m > 0) * dy * torch.sin(angle) / 2), "the slope of pi d/w with w "
-         "is missing: -pi d/w^2"),
-        (wrong_dw(lambda z, m, dy, d, angle, w:
-                  z.square() * (m > 0) * dy * torch.sin(angle) * math.pi * d / (2 * w)),
-         "a 1/w is missing: the slope of pi d/w with w is -pi d/w^2"),
-        (wrong_dw(lambda z, m, dy, d, angle, w:
-                  z.square() * (m > 0) * dy * torch.sin(angle) * math.pi * d / 2),
-         "1/w^2 is missing: the slope of pi d/w with w is -pi d/w^2"),
-        (wrong_dw(lambda z, m, dy, d, angle, w:
-                  z.square() * (m > 0) * dy * torch.sin(angle) * d / (2 * w**2)), "the slope of "
-         "pi d/w with w lacks its pi: -pi d/w^2"),
-        (wrong_dw(lambda z, m, dy, d, angle, w:
-                  (m > 0) * dy * torch.sin(angle) * math.pi * d / (2 * w**2)), "z^2 is missing: "
-         "dL/dm = z^2 (dh . v)")],
+        *[(wrong_dw(**{x: n}), f"the power of {x} is wrong: dL/dm = z^2 (dh . v), and dm/dw = "
+           "sin(pi d/w) pi d/(2 w^2)") for x, n in (("z", 0), ("z", 1), ("m", 1), ("pi", 0),
+                                                   ("d", 0), ("d", 2), ("w", 0), ("w", -1))],
+        (wrong_dw(factor=1.0), "the 1/2 of Softmask is missing: m = (cos(pi d/w) + 1)/2"),
+        (wrong_dw(everywhere=True), "outside the window m stays 0, whatever w is: count only pairs "
+         "with m > 0"),
+        *[(wrong_dw(factor=factor, z=1, m=m), "dL/dm is not dL/dz: dL/dm = z^2 (dh . v)")
+          for factor, m in ((1.0, 0), (1.0, 1), (0.5, 1))],
+        (wrong_dw(slope=torch.cos), "the slope of cos is -sin, not cos"),
+        (wrong_dw(d=0, w=-1), "the slope of pi d/w with w is -pi d/w^2, not pi/w")],
     "gradients": [
         (lambda q, k, v, w, r, dh, i0=0, size=16: gradients(q, k, v, w, r, dh, 0), "i0 is ignored: "
          "query t is at position i0 + t"),
-        (lambda *x: [gradients(*x)[n] for n in (0, 1, 2, 4, 3)], "the order is dq, dk, dv, dw, dr: "
-         "dw and dr are swapped"),
         (in_blocks(lambda i, last, w: i - w.floor() + 1), "w is rounded down: a block " + SEES),
         (in_blocks(lambda i, last, w: i - w.floor() + 1, aligned=False), "w is rounded down: a "
          "block " + SEES),
@@ -367,12 +245,8 @@ MISTAKES = {
         (in_blocks(end=lambda i, last, w: i + 1), "the end is that of the block's first query: its "
          "last query sees later keys"),
         (without_the_short_block, "the last block of queries, which is short, is left out"),
-        (last_of_keys, "dq[rows] is overwritten by each block: add to it, with +="),
-        *[(lambda *x, n=n, name=name: changed_result(n, overwritten(n, *x), *x), f"{name} of a "
-           "block of keys is overwritten by each block of queries: add to it, with +=")
-          for n, name in ((1, "dk"), (2, "dv"))],
-        *[(lambda *x, n=n: changed_result(n, of_last_block(*x)[n], *x), f"{name} is that of the "
-           "last block alone: add up, with +=") for n, name in ((3, "dw"), (4, "dr"))],
+        *[(overwritten(n), f"{name} is overwritten by each block: add to it, with +=")
+          for n, name in enumerate(GRADIENTS)],
         (lambda *x: of_pairs(1.0, *x[:7]), OUTSIDE)],
 }
 
@@ -462,8 +336,7 @@ def test_dk_block():
 def test_dr_block():
     q, k, v, dh, w, r, i, j = some_block()
     z, dz = dz_of(q, k, v, dh, w, r, i, j)
-    check("dr_block", case(dz, z, r, hint_at_nan="z is 0 where Trim rejects, so divide nothing by "
-                           "it"))
+    check("dr_block", case(dz, z, r, hint="z is 0 where Trim rejects, so divide nothing by it"))
 
 
 def test_dw_block():
@@ -472,15 +345,15 @@ def test_dw_block():
     infinite = torch.tensor(INF, dtype=torch.float64)
     check("dw_block", case(z, m, d, v, dh, w),
           case(z, torch.where(d <= 0, 1.0, 0.0).double(), d, v, dh, infinite,
-               hint="for w = inf dw is 0",
-               hint_at_nan="for w = inf dw is 0: arrange the factors so that inf and 0 are never "
+               hint="for w = inf dw is 0: arrange the factors so that inf and 0 are never "
                "multiplied"))
 
 
 def test_gradients():
-    # T, S, i0, w, size: a last block of one query; no i0; keys before the window; another size.
+    # T, S, i0, w, size: a last block of one query, and blocks that begin and end at the edge of one
+    # of keys; no i0; keys before the window; another size.
     cases = []
-    for T, S, i0, w, size in [(33, 33, 0, 1.4, 16), (40, 31, 0, 32.0, 16), (23, 61, 38, 17.0, 16),
+    for T, S, i0, w, size in [(33, 50, 16, 1.4, 16), (40, 31, 0, 32.0, 16), (23, 61, 38, 17.0, 16),
                               (23, 61, 38, INF, 16), (5, 40, 33, 24.5, 16), (26, 45, 11, 6.0, 7)]:
         q, k, v, dh, w, r, _, _ = some_block(w, I=T, J=S)
         cases.append(case(q, k, v, w, r, dh, i0, size, outputs=GRADIENTS, hint=(
@@ -492,7 +365,7 @@ def test_gradients():
     q, k, v, dh, w, r, _, _ = some_block(10.0, I=10, J=90)
     for x in (k, v):
         x[:25] = x[76:] = torch.nan
-    cases.append(case(q, k, v, w, r, dh, 50, 16, outputs=GRADIENTS, hint_at_nan=OUTSIDE))
+    cases.append(case(q, k, v, w, r, dh, 50, 16, outputs=GRADIENTS, hint=OUTSIDE))
     # Here drive.py looks at the memory, too.
     q, k, v, dh, w, r, _, _ = some_block(17.0, I=96, J=96)
     check("gradients", *cases, case(q, k, v, w, r, dh, 0, 16, outputs=GRADIENTS))

@@ -18,9 +18,7 @@ import multiscreen as ms  # noqa: E402
 from course.exercises import grade  # noqa: E402
 from course.exercises.grade import correlated, random  # noqa: E402
 from course.exercises.launch import visited  # noqa: E402
-
-INF = math.inf
-
+from course.exercises.mistakes import INF, MASKS, ROOTS  # noqa: E402
 
 # ------------------------------------------------- the right results, and wrong ones in PyTorch
 
@@ -31,11 +29,6 @@ def distance(T, S, i0, BI, BJ):
 
 def root_of_trim(s, r):
     return (1 - (1 - s) / r).relu()
-
-
-def cosine(d, w):
-    """Softmask without its mask."""
-    return 0.5 * (torch.cos(math.pi * (d / w)) + 1)
 
 
 def of_pairs(q, k, w, r, i0, BI, BJ, s=lambda q, k: q @ k.T, z=root_of_trim, m=ms.softmask,
@@ -148,7 +141,6 @@ OUTSIDE = ("blocks of keys outside the window were read, where there is NaN: loo
            "as in exercise 4.3")
 SEES = "the block's first query sees keys from i - ceil(w) + 1 on"
 DIVIDED = "s must not be divided by the root of d_K: it is the cosine of an angle"
-FUTURE = "a later key, d > 0, must get 0: this kernel sees the future"
 
 # Wrong steps of `of_pairs`, which dq has, too.
 OF_ALPHA = [
@@ -160,48 +152,11 @@ OF_ALPHA = [
     ({"d": lambda T, S, i0, BI, BJ: torch.arange(S) % BJ - (i0 + torch.arange(T))[:, None]},
      "the positions of the keys lack j0, their block's first"),
     ({"d": lambda *sizes: -distance(*sizes)}, "d is j - i, negative in the past"),
-    ({"m": lambda d, w: torch.where(d.abs() < w, cosine(d, w), 0.0)}, FUTURE),
-    ({"m": lambda d, w: torch.where(d > -w, cosine(d, w), 0.0)}, FUTURE),
-    ({"m": lambda d, w: torch.where(d <= 0, cosine(d, w), 0.0)}, "at distance w and beyond m "
-     "must be 0: the cosine rises again"),
-    ({"m": lambda d, w: torch.where(d < 0, ms.softmask(d, w), 0.0)}, "the query's own key is "
-     "missing: d <= 0"),
-    ({"m": lambda d, w: torch.where(ms.softmask(d, w) > 0, cosine(d, w) + 0.5, 0.0)}, "the 1/2 "
-     "multiplies the 1, too: m = (cos + 1)/2"),
-    ({"m": lambda d, w: 2 * ms.softmask(d, w)}, "Softmask lacks its 1/2: m = (cos(pi d/w) + 1)/2"),
-    *[({"m": lambda d, w, f=f: torch.where(ms.softmask(d, w) > 0, f(d, w), 0.0)}, "inside the "
-       "window m falls from 1 to 0 as a cosine: this is another curve")
-      for f in (lambda d, w: 1 + d / w, lambda d, w: (d / w).exp(), lambda d, w: 1.0 + 0 * d)],
-    ({"m": lambda d, w: torch.where(d <= 0, (d / w).exp(), 0.0)}, "this is an exponential, as with "
-     "ALiBi: m falls from 1 to 0 as a cosine, and is 0 at distance w and beyond"),
-    ({"m": lambda d, w: torch.where(ms.softmask(d, w) > 0, 0.5 * (torch.sin(math.pi * (d / w)) + 1),
-                                    0.0)}, "this is a sine: m = (cos(pi d/w) + 1)/2"),
-    ({"z": lambda s, r: (1 - s / r).relu()}, "Trim compares 1 - s with r, not s"),
-    ({"z": lambda s, r: torch.sigmoid((s - (1 - r)) / r)}, "this is a sigmoid, which never is 0: "
-     "z = max(1 - (1 - s)/r, 0)"),
+    *[({"m": m}, says) for m, says in MASKS],
+    *[({"z": z}, says) for z, says in ROOTS[:-1]],
     ({"m": lambda d, w: 1.0 + 0 * d}, "Softmask is missing: alpha_d = z^2 m"),
-    ({"m": lambda d, w: 1.0 * (d <= 0)}, "a causal mask is not enough: m also falls with the "
-     "distance, and ends at w"),
-    ({"m": lambda d, w: torch.where(ms.softmask(d, w) > 0, cosine(d / math.pi, w), 0.0)}, "the "
-     "cosine lacks pi"),
-    ({"m": lambda d, w: torch.where(ms.softmask(d, w) > 0, cosine(2 * d, w), 0.0)}, "the cosine "
-     "takes pi d/w, not 2 pi d/w"),
-    ({"m": lambda d, w: torch.where(ms.softmask(d, w) > 0, cosine(d, w), 1.0)}, "outside the "
-     "window m is 0, not 1"),
-    ({"m": lambda d, w: torch.where(ms.softmask(d, w) > 0, cosine(d, w.floor()), 0.0)}, "w is a "
-     "real number: round nothing"),
-    ({"m": lambda d, w: ms.softmask(d, w.floor())}, "w is a real number: round nothing"),
-    ({"m": lambda d, w: torch.where(ms.softmask(d, w) > 0, cosine(d, w).square(), 0.0)}, "m is "
-     "squared: only z is"),
-    ({"z": lambda s, r: s.relu()}, "Trim is missing: z = max(1 - (1 - s)/r, 0)"),
-    ({"z": lambda s, r: s}, "Trim is missing: z = max(1 - (1 - s)/r, 0)"),
-    ({"z": lambda s, r: s.softmax(-1)}, "this is a softmax: z = max(1 - (1 - s)/r, 0)"),
-    ({"z": lambda s, r: (s - r).relu()}, "r is the width, and 1 - r the threshold"),
-    ({"z": lambda s, r: 1 - (1 - s) / r}, "the max of Trim is missing: z is at least 0"),
-    ({"z": lambda s, r: (1 - (1 - s) * r).relu()}, "1 - s must be divided by r, not multiplied "
-     "by it")]
-NOT_DIVIDED = ({"z": lambda s, r: (s - (1 - r)).relu()}, "what is above the threshold 1 - r must "
-               "be divided by r, the width")
+    ({"z": lambda s, r: s.softmax(-1)}, "this is a softmax: z = max(1 - (1 - s)/r, 0)")]
+NOT_DIVIDED = ({"z": ROOTS[-1][0]}, ROOTS[-1][1])
 NO_SQUARE = "the square of Trim is missing: alpha_d = z^2 m"
 
 # {kernel: [(a wrong one in PyTorch, what to say to those who have its results)]}
@@ -213,11 +168,6 @@ MISTAKES = {
          "keys: they begin at program_id(1) * BJ"),
         (lambda q, k, BI, BJ: q @ torch.where(torch.arange(len(k))[:, None] < len(q), k, 0.0).T,
          "the keys have S rows: load rows < S, not rows < T"),
-        (lambda q, k, BI, BJ: (q @ k.T).exp(), "this is e^s: the similarity is q . k itself"),
-        (lambda q, k, BI, BJ: (q @ k.T).softmax(-1), "this is a softmax: the similarity is q . k "
-         "itself"),
-        (lambda q, k, BI, BJ: -(q @ k.T), "the sign: the similarity is q . k"),
-        (lambda q, k, BI, BJ: 1 - q @ k.T, "this is a distance: the similarity is q . k"),
         (lambda q, k, BI, BJ: q @ k.T / q.shape[1] ** 0.5, DIVIDED)],
     "relevance_kernel": [
         *((wrong(**steps), cause) for steps, cause in [*OF_ALPHA, NOT_DIVIDED]),
@@ -268,11 +218,6 @@ MISTAKES = {
         (lambda q, k, v, w, r, *x: forward_kernel(q, k, v, w, w.clamp(max=1e6), *x), "1 - s is "
          "divided by w: W and R are swapped"),
         (screened(wrong(alpha=lambda z, m: 2 * z * m)), "this is the slope 2 z m: alpha_d = z^2 m"),
-        (lambda *inputs: forward_kernel(*inputs) / len(inputs[0]), "h is a sum over the keys: "
-         "divide by nothing"),
-        (lambda *inputs: forward_kernel(*inputs) / len(inputs[1]), "h is a sum over the keys: "
-         "divide by nothing"),
-        (lambda *inputs: ms.unit(forward_kernel(*inputs)), "h has no unit length: return the sum"),
         (lambda *inputs: ms.tanh_norm(forward_kernel(*inputs)), "TanhNorm comes later: this kernel "
          "returns h"),
         (lambda q, k, v, w, r, i0, BI, BJ: relevance_kernel(q, k, w, r, i0, BI, BJ) @ v, OUTSIDE)],
@@ -284,7 +229,6 @@ MISTAKES = {
         (lambda q, k, v, w, r, *x: dq_kernel(q, k, v, w, r, *x) / r, "divided by r twice: "
          "dz/ds = 1/r"),
         (lambda q, *x: dq_kernel(q, *x) / q.shape[1] ** 0.5, DIVIDED),
-        (lambda *x: -dq_kernel(*x), "the sign: z grows with s"),
         (slope(lambda z, m, dy: z * m * dy), "the 2 of the square's derivative is missing: "
          "dz = 2 z m (dh . v)"),
         (slope(lambda z, m, dy: z * z * m * dy), "this is alpha_d (dh . v): dz = 2 z m (dh . v)"),
@@ -370,7 +314,7 @@ def near_cases(*more):
     for x in (k, v):
         x[:80] = x[128:] = torch.nan
     dh = [torch.randn(20, v.shape[1], generator=random(1))] * len(more)
-    return [*cases, case(q, k, v, w_, r, *dh, 100, 32, 16, hint_at_nan=OUTSIDE)]
+    return [*cases, case(q, k, v, w_, r, *dh, 100, 32, 16, hint=OUTSIDE)]
 
 
 def test_forward_kernel():
