@@ -169,6 +169,10 @@ class Case:
         return found
 
 
+def case(*inputs, **options):
+    return Case(inputs, **options)
+
+
 @dataclass
 class Exercise:
     """What is compared, and what to say: see `ask` and `Case`. right: the right function.

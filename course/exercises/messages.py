@@ -62,7 +62,7 @@ def message(case, causes, found, wanted, wrong, name, hint):
         return (f"{what} of {name} is 0 everywhere: is the input detached, or turned into a number "
                 "on the way?")
     if not lines and hint:
-        lines.append(hint)
+        lines.append(f"no known mistake. {hint}")
     lines.append(describe_numbers(x, y, f"{what} of {name}", case))
     if not causes and x.shape == y.shape:
         lines[-1] += describe_pattern(x.double(), y.double(), case)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import multiscreen as ms
 from course.exercises import grade
-from course.exercises.grade import correlated
+from course.exercises.grade import case, correlated
 from course.exercises.mistakes import INF, MASKS, ROOTS, cosine, inside, masked
 
 RIGHT = {name: getattr(ms, name) for name in grade.IN_ORDER if hasattr(ms, name)}
@@ -311,19 +311,16 @@ MISTAKES = {
 
 # {exercise: what to check where no mistake is known}
 HINTS = {
-    "window": "no known mistake. By hand: s_w = 0 gives w = 2, and s_w = log 3 gives 4",
-    "acceptance":
-        "no known mistake. By hand: s_r = 0 gives r = 1/2, and s_r = log 3 gives 3/4",
-    "unit": "no known mistake. By hand: (3, 4) has length 5 and becomes (0.6, 0.8)",
-    "mipe_angle": "no known mistake. By hand: i = 0 gives 0, and w = w_th/2 gives pi i/(2 w)",
-    "mipe": "no known mistake. By hand: a quarter turn makes (1, 2, rest) into (-2, 1, rest)",
-    "trim":
-        "no known mistake. By hand: s = 0.8, r = 0.25 give 1 - 0.2/0.25 = 0.2, squared 0.04",
-    "softmask": "no known mistake. By hand: w = 4, d = 0 .. -4 give 1, 0.854, 0.5, 0.146, 0",
-    "relevance":
-        "no known mistake. Take one pair by hand: s, d = j - i0 - i, Trim of s, Softmask of d",
-    "screen": "no known mistake. The result is relevance(..) @ v, and nothing else",
-    "tanh_norm": "no known mistake. By hand: (3, 4) becomes (0.6, 0.8) tanh(5)"}
+    "window": "By hand: s_w = 0 gives w = 2, and s_w = log 3 gives 4",
+    "acceptance": "By hand: s_r = 0 gives r = 1/2, and s_r = log 3 gives 3/4",
+    "unit": "By hand: (3, 4) has length 5 and becomes (0.6, 0.8)",
+    "mipe_angle": "By hand: i = 0 gives 0, and w = w_th/2 gives pi i/(2 w)",
+    "mipe": "By hand: a quarter turn makes (1, 2, rest) into (-2, 1, rest)",
+    "trim": "By hand: s = 0.8, r = 0.25 give 1 - 0.2/0.25 = 0.2, squared 0.04",
+    "softmask": "By hand: w = 4, d = 0 .. -4 give 1, 0.854, 0.5, 0.146, 0",
+    "relevance": "Take one pair by hand: s, d = j - i0 - i, Trim of s, Softmask of d",
+    "screen": "The result is relevance(..) @ v, and nothing else",
+    "tanh_norm": "By hand: (3, 4) becomes (0.6, 0.8) tanh(5)"}
 
 
 def check(name, *cases):
@@ -331,10 +328,6 @@ def check(name, *cases):
     earlier = grade.IN_ORDER[: grade.IN_ORDER.index(name)]
     grade.Exercise("part1_screening", name, RIGHT[name], MISTAKES[name], HINTS[name],
                    given=grade.before(name), replaced=earlier).grade(*cases)
-
-
-def case(*inputs, **options):
-    return grade.Case(inputs, **options)
 
 
 def test_window():

@@ -1,4 +1,5 @@
 """Part 3: each formula beside autograd in float64, and the typical mistakes of each function."""
+import functools
 import inspect
 import math
 
@@ -187,15 +188,15 @@ MISTAKES = {
         *[(wrong_pairs(z=z), says) for z, says in ROOTS],
         *[(wrong_pairs(m=m), says) for m, says in MASKS]],
     "dv_block": [
-        *[(lambda z, m, dh, c=c, a=a, b=b: (c * z**a * m**b).T @ dh, f"this takes {c} z^{a} m^{b} "
-           "for alpha_d, which is z^2 m") for c, a, b in POWERS if (c, a, b) != (1, 2, 1)],
+        *[(lambda z, m, dh, c=c, a=a, b=b: (c * z**a * m**b).T @ dh, f"alpha_d is z^2 m: yours is "
+           f"{c} z^{a} m^{b}") for c, a, b in POWERS if (c, a, b) != (1, 2, 1)],
         (lambda z, m, dh: F.normalize(z.square() * m, p=1, dim=1).T @ dh, "nothing competes: do "
          "not divide by the sum of a row"),
         (lambda z, m, dh: (z.square() * m) @ dh, "transpose alpha_d: a row of it is a query, and a "
          "row of dv is a key")],
     "dz_block": [
-        *[(lambda z, m, v, dh, c=c, a=a, b=b: c * z**a * m**b * (dh @ v.T), f"this takes {c} z^{a} "
-           f"m^{b} for the slope of z^2 m with z: it is 2 z m, and the slope of z^2 is 2 z")
+        *[(lambda z, m, v, dh, c=c, a=a, b=b: c * z**a * m**b * (dh @ v.T), "the slope of "
+           f"z^2 m with z is 2 z m: yours is {c} z^{a} m^{b}")
           for c, a, b in POWERS if (c, a, b) != (2, 1, 1)],
         (lambda z, m, v, dh: 2 * z * m, "dh . v is missing: dL/d(alpha_d) = dh . v"),
         *[(lambda z, m, v, dh, slope=slope: slope(z, m) * ((dh @ v.T) - (
@@ -211,8 +212,8 @@ MISTAKES = {
         *with_r(dk_block),
         (lambda dz, q, r: dz @ q / r, "transpose dz: dk sums over the queries, dz.T @ q")],
     "dr_block": [
-        *[(lambda dz, z, r, f=f, c=c, n=n: c * (dz * f(z, r)).sum() * r**n, f"this takes "
-           f"{c} ({text}) r^{n} for dz/dr: it is (1 - s)/r^2 = (1 - z)/r")
+        *[(lambda dz, z, r, f=f, c=c, n=n: c * (dz * f(z, r)).sum() * r**n, "dz/dr is "
+           f"(1 - s)/r^2 = (1 - z)/r: yours is {c} ({text}) r^{n}")
           for f, text in ((lambda z, r: 1 - z, "1 - z"), (lambda z, r: z, "z"),
                           (lambda z, r: 1, "1"), (lambda z, r: 1 - r * (1 - z), "s"))
           for c in (1, -1) for n in (-2, -1, 0, 1) if (c, text, n) != (1, "1 - z", -1)],
@@ -253,16 +254,14 @@ MISTAKES = {
 
 # {exercise: what to check where no mistake is known}
 HINTS = {
-    "pairs":
-        "no known mistake. By hand: s = 1 gives z = 1, s = 1 - r/2 gives 1/2, and d = 0 m = 1",
-    "dv_block": "no known mistake. For one pair dv is z^2 m dh",
-    "dz_block": "no known mistake. For one pair dz is 2 z m times dh . v",
-    "dq_block": "no known mistake. For one pair dq is dz k/r",
-    "dk_block": "no known mistake. For one pair dk is dz q/r",
-    "dr_block": "no known mistake. For one pair dr is dz (1 - z)/r",
-    "dw_block":
-        "no known mistake. Compare your dm/dw with (m(w + 1e-6) - m(w))/1e-6 for one pair",
-    "gradients": "no known mistake. Compare with one block of all queries and all keys"}
+    "pairs": "By hand: s = 1 gives z = 1, s = 1 - r/2 gives 1/2, and d = 0 m = 1",
+    "dv_block": "For one pair dv is z^2 m dh",
+    "dz_block": "For one pair dz is 2 z m times dh . v",
+    "dq_block": "For one pair dq is dz k/r",
+    "dk_block": "For one pair dk is dz q/r",
+    "dr_block": "For one pair dr is dz (1 - z)/r. z is 0 where Trim rejects: divide nothing by it",
+    "dw_block": "Compare your dm/dw with (m(w + 1e-6) - m(w))/1e-6 for one pair",
+    "gradients": "Compare with one block of all queries and all keys"}
 
 
 # ------------------------------------------------------------------------------------ the tests
@@ -282,8 +281,8 @@ def check(name, *cases):
     exercise.grade(*cases)
 
 
-def case(*inputs, **options):
-    return grade.Case(inputs, tolerance=1e-9, gradients=False, **options)
+# In float64, and without gradients of gradients.
+case = functools.partial(grade.case, tolerance=1e-9, gradients=False)
 
 
 def some_block(w=9.0, r=0.3, I=12, J=10, first=8):  # noqa: E741
@@ -336,7 +335,7 @@ def test_dk_block():
 def test_dr_block():
     q, k, v, dh, w, r, i, j = some_block()
     z, dz = dz_of(q, k, v, dh, w, r, i, j)
-    check("dr_block", case(dz, z, r, hint="z is 0 where Trim rejects, so divide nothing by it"))
+    check("dr_block", case(dz, z, r))
 
 
 def test_dw_block():

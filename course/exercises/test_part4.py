@@ -2,6 +2,7 @@
 
 Mistakes are written in PyTorch: your kernel's results tell which of them it makes.
 """
+import functools
 import math
 import os
 
@@ -248,8 +249,7 @@ def check(name, *cases):
     grade.Exercise("part4_kernel", name, RIGHT[name], MISTAKES[name], driver="launch").grade(*cases)
 
 
-def case(*inputs, **options):
-    return grade.Case(inputs, gradients=False, **options)
+case = functools.partial(grade.case, gradients=False)
 
 
 def inputs(T, S, w, r=0.25):
