@@ -1,5 +1,7 @@
-"""Wrong Trims and Softmasks, for parts 1, 3 and 4: pairs (a wrong function, what to say)."""
+"""Mistakes that several parts share: pairs (a wrong function, what to say to those who have it)."""
+import inspect
 import math
+import textwrap
 
 import torch
 
@@ -57,3 +59,29 @@ MASKS = [
      "falls from 1 to 0 as a cosine, and is 0 at distance w and beyond"),
     *[(lambda d, w, round=round: masked(inside, cosine)(d, round(w)), "w is a real number: round "
        "nothing") for round in (torch.floor, torch.ceil)]]
+
+# (c, a, b): the factors c z^a m^b.
+FACTORS = [(c, a, b) for c in (1, 2) for a in (0, 1, 2) for b in (0, 1, 2)]
+
+
+def with_r(f, at):
+    """The mistakes in dz/ds = 1/r of a right function whose input number `at` is r."""
+    return [(lambda *x: f(*x) * x[at], "1/r is missing: dz/ds = 1/r"),
+            (lambda *x: f(*x) * x[at] ** 2, "divide by r, dz/ds = 1/r: this multiplies"),
+            (lambda *x: f(*x) / x[at], "divided by r twice: dz/ds = 1/r")]
+
+
+def edits(right, *mistakes):
+    """Mistakes as other lines of the right code: tuples of right, wrong, .., what to say."""
+    return [(edited(right, *lines), says) for *lines, says in mistakes]
+
+
+def edited(right, *lines):
+    """The right function or class with other lines: right, wrong, right, wrong, .."""
+    text = textwrap.dedent(inspect.getsource(right))
+    for old, new in zip(lines[::2], lines[1::2], strict=True):
+        assert text.count(old) == 1, (right.__name__, old)
+        text = text.replace(old, new)
+    made = {}
+    exec(text, vars(inspect.getmodule(right)), made)
+    return made[right.__name__]

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import inspect
 import math
-import textwrap
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ import torch.nn.functional as F
 import multiscreen as ms
 from course.exercises import drive, grade
 from course.exercises.grade import case, correlated, random
+from course.exercises.mistakes import edits
 from multiscreen import acceptance, mipe, mipe_angle, tanh_norm, unit, window
 
 SIZES = drive.SIZES
@@ -105,22 +105,6 @@ def generate(self, tokens, n):
         x = z.argmax(-1, keepdim=True)
         seen = torch.cat((seen, x), 1)
     return seen[:, tokens.shape[1] :]
-
-
-def edited(right, *lines):
-    """The right function or class with other lines: right, wrong, right, wrong, .."""
-    text = textwrap.dedent(inspect.getsource(right))
-    for old, new in zip(lines[::2], lines[1::2], strict=True):
-        assert text.count(old) == 1, (right.__name__, old)
-        text = text.replace(old, new)
-    made = {}
-    exec(text, globals(), made)
-    return made[right.__name__]
-
-
-def edits(right, *mistakes):
-    """[(the right code with a mistake, what to say to those who have its results)]"""
-    return [(edited(right, *lines), cause) for *lines, cause in mistakes]
 
 
 def layer_norm(x):

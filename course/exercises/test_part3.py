@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import multiscreen as ms
 from course.exercises import grade
 from course.exercises.grade import correlated
-from course.exercises.mistakes import INF, MASKS, ROOTS
+from course.exercises.mistakes import FACTORS, INF, MASKS, ROOTS, with_r
 
 GRADIENTS = ("dq", "dk", "dv", "dw", "dr")
 
@@ -152,21 +152,11 @@ def overwritten(n):
     return wrong
 
 
-def with_r(f):
-    """The mistakes in dz/ds = 1/r. f: a function of dz, of k or q, and of r."""
-    return [(lambda *x: f(*x) * x[-1], "1/r is missing: dz/ds = 1/r"),
-            (lambda *x: f(*x) * x[-1] ** 2, "divide by r, dz/ds = 1/r: this multiplies"),
-            (lambda *x: f(*x) / x[-1], "divided by r twice: dz/ds = 1/r"),
-            (lambda *x: f(*x) / x[-2].shape[1] ** 0.5, DIVIDED)]
-
-
 OUTSIDE = ("blocks outside the window were read, where there is NaN: the queries at i .. last see "
            "the keys max(i - ceil(w) + 1, 0) .. min(last, S - 1)")
 ABSOLUTE = "d is j - i, negative in the past: it is no absolute value"
 DIVIDED = "s must not be divided by the root of d_K: it is the cosine of an angle"
 OWN_KEY = "the last query's own key is missing: the end is one past that query's position"
-# (c, a, b): all factors c z^a m^b.
-POWERS = [(c, a, b) for c in (1, 2) for a in (0, 1, 2) for b in (0, 1, 2)]
 SEES = "sees keys from i - ceil(w) + 1 on, where i is the position of its first query"
 
 # {function: [(a wrong one, what to say to those who have its results)]}. The first one counts.
@@ -189,7 +179,7 @@ MISTAKES = {
         *[(wrong_pairs(m=m), says) for m, says in MASKS]],
     "dv_block": [
         *[(lambda z, m, dh, c=c, a=a, b=b: (c * z**a * m**b).T @ dh, f"alpha_d is z^2 m: yours is "
-           f"{c} z^{a} m^{b}") for c, a, b in POWERS if (c, a, b) != (1, 2, 1)],
+           f"{c} z^{a} m^{b}") for c, a, b in FACTORS if (c, a, b) != (1, 2, 1)],
         (lambda z, m, dh: F.normalize(z.square() * m, p=1, dim=1).T @ dh, "nothing competes: do "
          "not divide by the sum of a row"),
         (lambda z, m, dh: (z.square() * m) @ dh, "transpose alpha_d: a row of it is a query, and a "
@@ -197,7 +187,7 @@ MISTAKES = {
     "dz_block": [
         *[(lambda z, m, v, dh, c=c, a=a, b=b: c * z**a * m**b * (dh @ v.T), "the slope of "
            f"z^2 m with z is 2 z m: yours is {c} z^{a} m^{b}")
-          for c, a, b in POWERS if (c, a, b) != (2, 1, 1)],
+          for c, a, b in FACTORS if (c, a, b) != (2, 1, 1)],
         (lambda z, m, v, dh: 2 * z * m, "dh . v is missing: dL/d(alpha_d) = dh . v"),
         *[(lambda z, m, v, dh, slope=slope: slope(z, m) * ((dh @ v.T) - (
             z.square() * m * (dh @ v.T)).sum(1, keepdim=True)), "the sum over a row belongs to "
@@ -206,10 +196,12 @@ MISTAKES = {
         (lambda z, m, v, dh: 2 * z * m * (v @ dh.T), "dh_i . v_j is (I, J), queries first: "
          "dh @ v.T")],
     "dq_block": [
-        *with_r(dq_block),
+        *with_r(dq_block, at=2),
+        (lambda dz, k, r: dq_block(dz, k, r) / k.shape[1] ** 0.5, DIVIDED),
         (lambda dz, k, r: dz.T @ k / r, "dz is (I, J): dq sums over the keys, dz @ k")],
     "dk_block": [
-        *with_r(dk_block),
+        *with_r(dk_block, at=2),
+        (lambda dz, q, r: dk_block(dz, q, r) / q.shape[1] ** 0.5, DIVIDED),
         (lambda dz, q, r: dz @ q / r, "transpose dz: dk sums over the queries, dz.T @ q")],
     "dr_block": [
         *[(lambda dz, z, r, f=f, c=c, n=n: c * (dz * f(z, r)).sum() * r**n, "dz/dr is "

@@ -19,7 +19,7 @@ import multiscreen as ms  # noqa: E402
 from course.exercises import grade  # noqa: E402
 from course.exercises.grade import correlated, random  # noqa: E402
 from course.exercises.launch import visited  # noqa: E402
-from course.exercises.mistakes import INF, MASKS, ROOTS  # noqa: E402
+from course.exercises.mistakes import FACTORS, INF, MASKS, ROOTS, edits, with_r  # noqa: E402
 
 # ------------------------------------------------- the right results, and wrong ones in PyTorch
 
@@ -56,22 +56,22 @@ def dq_kernel(q, k, v, w, r, dh, i0, BI, BJ):
     return torch.autograd.grad(forward_kernel(q, k, v, w, r, i0, BI, BJ), q, dh)[0]
 
 
-def in_sight(i, last, w, S, BJ):
-    """lo and hi for queries at positions i to last."""
-    first, end = max(i - math.ceil(min(w, 2**30)) + 1, 0), min(last + 1, S)
-    lo = first // BJ * BJ
-    return lo, (end if first < end else lo)
+def bounds_kernel(T, S, w, i0, BI, BJ):
+    """How often the loop of each block of queries visits each key, (blocks, keys)."""
+    visits = []
+    for t0 in range(0, T, BI):
+        i = i0 + t0
+        last = i0 + min(t0 + BI, T) - 1
+        reach = math.ceil(min(w.item(), 2**30))
+        first = max(i - reach + 1, 0)
+        end = min(last + 1, S)
+        lo = first // BJ * BJ
+        hi = end if first < end else lo
+        visits.append(visited(lo, hi, S, BJ))
+    return torch.stack(visits)
 
 
-def looping(rule, first=lambda t0: t0, last=lambda t0, T, BI: min(t0 + BI, T) - 1, sign=1):
-    """The visits of all blocks of queries, (blocks, keys), by a rule like `in_sight`."""
-    def bounds_kernel(T, S, w, i0, BI, BJ):
-        return torch.stack([visited(*rule(sign * i0 + first(t0), sign * i0 + last(t0, T, BI),
-                                          w.item(), S, BJ), S, BJ) for t0 in range(0, T, BI)])
-    return bounds_kernel
-
-
-RIGHT = {f.__name__: f for f in (similarity_kernel, relevance_kernel, looping(in_sight),
+RIGHT = {f.__name__: f for f in (similarity_kernel, relevance_kernel, bounds_kernel,
                                  forward_kernel, dq_kernel)}
 
 
@@ -87,29 +87,13 @@ def first_block(x, n):
     return x[torch.arange(len(x)) % n]
 
 
-def limits(first=lambda i, last, w: i - math.ceil(w) + 1, end=lambda i, last, S: min(last + 1, S),
-           lo=lambda first, BJ: first // BJ * BJ):
-    """A wrong rule for lo and hi."""
-    def rule(i, last, w, S, BJ):
-        start, stop = max(first(i, last, min(w, 2**30)), 0), end(i, last, S)
-        return (lo(start, BJ), stop) if start < stop else (0, 0)
-    return rule
-
-
-def without_an_empty_block(i, last, w, S, BJ):
-    first = max(i - math.ceil(min(w, 2**30)) + 1, 0)
-    return first // BJ * BJ, min(last + 1, S)
-
-
 def in_loop(q, k, w, i0, BI, BJ, last_only=False):
     """Which keys (T, S) the loop of the query's block visits, or only its last turn."""
-    found = torch.zeros(len(q), len(k))
-    for t0 in range(0, len(q), BI):
-        i, last = i0 + t0, i0 + min(t0 + BI, len(q)) - 1
-        lo, hi = in_sight(i, last, w.item(), len(k), BJ)
-        end = triton.cdiv(hi, BJ) * BJ
-        found[t0 : t0 + BI, max(end - BJ, lo) if last_only else lo : end] = 1
-    return found
+    visits = bounds_kernel(len(q), len(k), w, i0, BI, BJ)
+    if last_only:
+        j = torch.arange(visits.shape[1])
+        visits = visits * (j >= (visits * j).amax(1, keepdim=True) // BJ * BJ)
+    return visits[torch.arange(len(q)) // BI, : len(k)]
 
 
 def screened(alpha_d):
@@ -155,10 +139,19 @@ OF_ALPHA = [
     ({"d": lambda *sizes: -distance(*sizes)}, "d is j - i, negative in the past"),
     *[({"m": m}, says) for m, says in MASKS],
     *[({"z": z}, says) for z, says in ROOTS[:-1]],
-    ({"m": lambda d, w: 1.0 + 0 * d}, "Softmask is missing: alpha_d = z^2 m"),
     ({"z": lambda s, r: s.softmax(-1)}, "this is a softmax: z = max(1 - (1 - s)/r, 0)")]
-NOT_DIVIDED = ({"z": ROOTS[-1][0]}, ROOTS[-1][1])
-NO_SQUARE = "the square of Trim is missing: alpha_d = z^2 m"
+# And those that it has not.
+OF_FORWARD = [
+    *OF_ALPHA,
+    ({"m": lambda d, w: 1.0 + 0 * d}, "Softmask is missing: alpha_d = z^2 m"),
+    ({"z": ROOTS[-1][0]}, ROOTS[-1][1]),
+    *[({"alpha": alpha}, f"{says}: alpha_d = z^2 m") for alpha, says in (
+        (lambda z, m: z * m, "the square of Trim is missing"),
+        (lambda z, m: z**3 * m, "this is a cube"),
+        (lambda z, m: 2 * z * m, "this is the slope 2 z m"),
+        (lambda z, m: z * z + m, "m multiplies"))],
+    ({"alpha": lambda z, m: F.normalize(z * z * m, p=1, dim=1, eps=1e-9)}, "nothing may compete: "
+     "do not divide by the sum of relevances")]
 
 # {kernel: [(a wrong one in PyTorch, what to say to those who have its results)]}
 MISTAKES = {
@@ -171,70 +164,48 @@ MISTAKES = {
          "the keys have S rows: load rows < S, not rows < T"),
         (lambda q, k, BI, BJ: q @ k.T / q.shape[1] ** 0.5, DIVIDED)],
     "relevance_kernel": [
-        *((wrong(**steps), cause) for steps, cause in [*OF_ALPHA, NOT_DIVIDED]),
-        (wrong(alpha=lambda z, m: z**3 * m), "this is a cube: alpha_d = z^2 m"),
+        *[(wrong(**steps), says) for steps, says in OF_FORWARD],
         (lambda q, k, w, r, *x: relevance_kernel(q, k, w, w, *x), "1 - s is divided by w: W and R "
-         "are swapped"),
-        (wrong(alpha=lambda z, m: z * z + m), "m multiplies: alpha_d = z^2 m"),
-        (wrong(alpha=lambda z, m: F.normalize(z * z * m, p=1, dim=1, eps=1e-9)), "nothing may "
-         "compete: do not divide by the sum of relevances"),
-        (wrong(alpha=lambda z, m: z * m), NO_SQUARE)],
-    "bounds_kernel": [
-        (looping(limits(first=lambda i, last, w: i - math.floor(w) + 1)), f"w is rounded down: "
-         f"{SEES}"),
-        (looping(limits(first=lambda i, last, w: i - math.ceil(w) + 2)), f"one key too few at the "
-         f"window's edge: {SEES}"),
-        (looping(limits(first=lambda i, last, w: i - math.ceil(w))), f"one key too many at the "
-         f"window's edge: {SEES}"),
-        (looping(limits(first=lambda i, last, w: last - math.ceil(w) + 1)), f"the first key is "
-         f"that of the block's last query: {SEES}"),
-        (looping(limits(end=lambda i, last, S: min(last, S))), "the last query's own key is "
-         "missing: hi is one past its position"),
-        (looping(limits(end=lambda i, last, S: min(i + 1, S))), "hi is that of the block's first "
-         "query: its last query sees later keys"),
-        (looping(limits(end=lambda i, last, S: S)), "blocks of later keys are visited: hi is one "
-         "past the position of the block's last query"),
-        (looping(limits(first=lambda i, last, w: 0)), f"blocks before the window are visited: "
-         f"{SEES}"),
-        (looping(limits(lo=lambda first, BJ: first)), "lo is a multiple of BJ: round it down"),
-        (looping(limits(lo=lambda first, BJ: -(-first // BJ) * BJ)), "lo is rounded up: round it "
-         "down, to the multiple of BJ before the first key"),
-        (looping(in_sight, last=lambda t0, T, BI: t0 + BI - 1), "the last query of the last block "
-         "is T - 1"),
-        (looping(in_sight, first=lambda t0: 0, last=lambda t0, T, BI: min(BI, T) - 1), "each "
-         "program takes the first block of queries: they begin at program_id(0) * BI"),
-        (looping(in_sight, sign=0), "i0 is ignored: query t is at position i0 + t"),
-        (looping(without_an_empty_block), "where the block sees no key, lo = hi")],
+         "are swapped")],
+    "bounds_kernel": edits(
+        bounds_kernel,
+        ("math.ceil", "math.floor", f"w is rounded down: {SEES}"),
+        ("reach + 1", "reach + 2", f"one key too few at the window's edge: {SEES}"),
+        ("reach + 1", "reach", f"one key too many at the window's edge: {SEES}"),
+        ("max(i -", "max(last -", f"the first key is that of the block's last query: {SEES}"),
+        ("max(i - reach + 1, 0)", "0", f"blocks before the window are visited: {SEES}"),
+        ("min(last + 1, S)", "min(last, S)", "the last query's own key is missing: hi is one past "
+         "its position"),
+        ("min(last + 1, S)", "min(i + 1, S)", "hi is that of the block's first query: its last "
+         "query sees later keys"),
+        ("min(last + 1, S)", "S", "blocks of later keys are visited: hi is one past the position "
+         "of the block's last query"),
+        ("first // BJ * BJ", "first", "lo is a multiple of BJ: round it down"),
+        ("first // BJ * BJ", "-(-first // BJ) * BJ", "lo is rounded up: round it down, to the "
+         "multiple of BJ before the first key"),
+        ("min(t0 + BI, T) - 1", "t0 + BI - 1", "the last query of the last block is T - 1"),
+        ("i0 + t0", "i0", "min(t0 + BI, T)", "min(BI, T)", "each program takes the first block of "
+         "queries: they begin at program_id(0) * BI"),
+        ("i0 + t0", "t0", "i0 + min", "min", "i0 is ignored: query t is at position i0 + t"),
+        ("end if first < end else lo", "end", "where the block sees no key, lo = hi")),
     "forward_kernel": [
-        *((screened(wrong(**steps)), cause) for steps, cause in [*OF_ALPHA, NOT_DIVIDED]),
-        (screened(wrong(alpha=lambda z, m: z * m)), NO_SQUARE),
+        *[(screened(wrong(**steps)), says) for steps, says in OF_FORWARD],
         (lambda q, k, v, w, r, i0, BI, BJ: relevance_kernel(first_block(q, BI), k.nan_to_num(), w,
          r, i0, BI, BJ) @ v.nan_to_num(), "each program takes the first block of q: it begins at "
          "program_id(0) * BI"),
         (screened(lambda q, k, w, r, *x: of_pairs(q, k, w, r, *x) * in_loop(
             q, k, w, *x, last_only=True)), "only the last block of keys counts: add up, h += .."),
-        (lambda q, k, v, w, r, i0, BI, BJ: F.normalize(of_pairs(q, k, w, r, i0, BI, BJ), p=1, dim=1,
-         eps=1e-9) @ v.nan_to_num(), "nothing may compete: do not divide by the sum of relevances"),
-        (screened(wrong(alpha=lambda z, m: z**3 * m)), "this is a cube: alpha_d = z^2 m"),
         (lambda q, k, v, w, r, *x: forward_kernel(q, k, v, w, w.clamp(max=1e6), *x), "1 - s is "
          "divided by w: W and R are swapped"),
-        (screened(wrong(alpha=lambda z, m: 2 * z * m)), "this is the slope 2 z m: alpha_d = z^2 m"),
         (lambda *inputs: ms.tanh_norm(forward_kernel(*inputs)), "TanhNorm comes later: this kernel "
          "returns h"),
         (lambda q, k, v, w, r, i0, BI, BJ: relevance_kernel(q, k, w, r, i0, BI, BJ) @ v, OUTSIDE)],
     "dq_kernel": [
-        *((slope(**steps), cause) for steps, cause in OF_ALPHA),
-        (lambda q, k, v, w, r, *x: dq_kernel(q, k, v, w, r, *x) * r, "1/r is missing: dz/ds = 1/r"),
-        (lambda q, k, v, w, r, *x: dq_kernel(q, k, v, w, r, *x) * r * r, "divide by r: "
-         "dz/ds = 1/r"),
-        (lambda q, k, v, w, r, *x: dq_kernel(q, k, v, w, r, *x) / r, "divided by r twice: "
-         "dz/ds = 1/r"),
+        *[(slope(**steps), says) for steps, says in OF_ALPHA],
+        *[(slope(lambda z, m, dy, c=c, a=a, b=b: c * z**a * m**b * dy), "dz is 2 z m (dh . v): "
+           f"yours is {c} z^{a} m^{b} (dh . v)") for c, a, b in FACTORS if (c, a, b) != (2, 1, 1)],
+        *with_r(dq_kernel, at=4),
         (lambda q, *x: dq_kernel(q, *x) / q.shape[1] ** 0.5, DIVIDED),
-        (slope(lambda z, m, dy: z * m * dy), "the 2 of the square's derivative is missing: "
-         "dz = 2 z m (dh . v)"),
-        (slope(lambda z, m, dy: z * z * m * dy), "this is alpha_d (dh . v): dz = 2 z m (dh . v)"),
-        (slope(lambda z, m, dy: 2 * m * dy), "the factor z is missing: dz = 2 z m (dh . v)"),
-        (slope(lambda z, m, dy: 2 * z * z * m * dy), "z is squared: dz = 2 z m (dh . v)"),
         (slope(lambda z, m, dy: 2 * z * m), "dh . v is missing: dz = 2 z m (dh . v)"),
         (lambda q, k, v, w, r, dh, *x: dq_kernel(q, k, v, w, r, first_block(dh, x[1]), *x), "each "
          "program takes the first block of dh: it begins at program_id(0) * BI"),
