@@ -31,6 +31,7 @@ ROOTS = [
     (lambda s, r: (1 - (1 - s) * r).relu(), "1 - s must be divided by r, not multiplied by it"),
     (lambda s, r: 1 - (1 - s) / r, "the max with 0 is missing: below the threshold the relevance "
      "rises again when it is squared"),
+    (lambda s, r: ((1 - (1 - s)) / r).relu(), "only 1 - s is divided by r: 1 - (1 - s)/r"),
     (lambda s, r: (1 - s / r).relu(), "Trim compares 1 - s with r, not s"),
     *[(z, "r was taken for the threshold: the threshold is 1 - r, the width is r") for z in (
         lambda s, r: (s - r).relu(), lambda s, r: ((s - r) / (1 - r)).relu())],
@@ -53,6 +54,11 @@ MASKS = [
      "a cosine: this one is linear"),
     (masked(inside, lambda d, w: torch.ones_like(d / w)), "inside the window the mask must fall "
      "from 1 to 0 as a cosine: this window is hard"),
+    *[(masked(inside, curve), "inside the window the mask must fall from 1 to 0 as (cos(pi d/w) + "
+       "1)/2: this is another curve") for curve in (
+           lambda d, w: torch.cos(math.pi * (d / w) / 2), lambda d, w: cosine(2 * d, w),
+           lambda d, w: 1 - cosine(d, w), lambda d, w: (d / w).exp(),
+           lambda d, w: 1 - (d / w).square())],
     (masked(past, lambda d, w: torch.ones_like(d / w)), "a causal mask is not enough: it also "
      "falls with the distance, and ends at w"),
     (masked(past, lambda d, w: (d / w).exp()), "this is an exponential, as with ALiBi: the mask "

@@ -102,6 +102,7 @@ NO_INF = "-inf is for softmax: the future gets 0 from Softmask, which multiplies
 MISTAKES = {
     "window": [
         (lambda s: s.exp(), "w lacks the + 1: the smallest window is 1"),
+        (lambda s: s.exp().clamp_min(1), "the 1 is added: this is the larger of e^s_w and 1"),
         (lambda s: (s + 1).exp(), "the + 1 comes after the exponential: exp(s_w) + 1"),
         (lambda s: s + 1, "s_w is the logarithm of w - 1: the exponential is missing"),
         (lambda s: 2**s + 1, "the base is e, not 2: exp(s_w) + 1"),
@@ -117,6 +118,9 @@ MISTAKES = {
         (lambda s: s.exp() + 1, "r = exp(s) + 1 is from an older version of the paper, which "
          "multiplies by r: here r is the sigmoid of s_r"),
         (lambda s: s.exp(), "r has no upper limit: it is the sigmoid of s_r, below 1"),
+        *[(lambda s, f=f: f(s).clamp_min(1e-3), "this is no sigmoid: r is 1/(1 + e^-s_r)")
+          for f in (torch.tanh, F.softplus, F.hardsigmoid, lambda s: s.exp().clamp_max(1),
+                    lambda s: (s.tanh() + 1) / 2)],
         (lambda s: s.clamp(1e-3, 1), "s_r is not yet r: take its sigmoid"),
         (lambda s: torch.sigmoid(-s).clamp_min(1e-3), "the sign of s_r is wrong: a larger s_r "
          "accepts more"),
@@ -132,6 +136,10 @@ MISTAKES = {
         (lambda x: x / x.norm(dim=-1), "keepdim=True is missing: a row's length acts on a column"),
         (lambda x: x / x.square().mean(-1, keepdim=True).sqrt(), "divided by the root of the mean, "
          "as in RMSNorm: the length is the root of the sum"),
+        *[(lambda x, of=of: x / of(x), "the length is the root of the sum of the squares over the "
+           "last dimension: this is another number") for of in (
+               lambda x: x.abs().sum(-1, keepdim=True), lambda x: x.abs().amax(-1, keepdim=True),
+               lambda x: x.std(-1, keepdim=True), lambda x: x.norm(dim=0, keepdim=True))],
         (lambda x: x / length(x) ** 2, "divided by the squared length: take its root"),
         (lambda x: x / (length(x.where(x != 0, 1e-20)) + 1e-6), "eps was added to the length: "
          "clip it from below"),
@@ -195,7 +203,8 @@ MISTAKES = {
         *[(lambda s, r, z=z: z(s, r).square(), says) for z, says in ROOTS],
         (lambda s, r: (s - (1 - r)).relu().square() / r, "the division by r comes before the "
          "square"),
-        (lambda s, r: (1 - (1 - s) / r).relu(), "the square is missing"),
+        *[(lambda s, r, n=n: (1 - (1 - s) / r).relu() ** n, f"{what}: Trim is a square") for n, what
+          in ((1, "the square is missing"), (3, "this is a cube"), (4, "this is squared twice"))],
         (lambda s, r: (1 - ((1 - s) / r).square()).relu(), "square the whole expression, after the "
          "max with 0"),
         *[(passes, "a similarity that passes is also rescaled: the relevance is 0 at the "

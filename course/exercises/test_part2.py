@@ -240,16 +240,14 @@ MISTAKES = {
             ("F.silu(torch.tanh(g))", "tanh and SiLU are in the wrong order"),
             ("torch.tanh(g) * torch.sigmoid(g)", "tanh is taken of g alone, and not of SiLU(g)"),
             ("torch.tanh(torch.sigmoid(g))", "SiLU(g) is g sigmoid(g), not sigmoid(g)"),
-            ("torch.tanh(F.relu(g))", "ReLU stands for SiLU"),
-            ("torch.tanh(F.gelu(g))", "GELU stands for SiLU"),
-            ("torch.tanh(F.mish(g))", "Mish stands for SiLU"),
             ("torch.sigmoid(g)", "this is a sigmoid"),
             ("torch.sigmoid(F.silu(g))", "a sigmoid stands for tanh"),
             ("tanh_norm(F.silu(g))", "TanhNorm stands for tanh of each number"),
-            ("unit(F.silu(g))", "unit length stands for tanh"),
-            ("F.gelu(g)", "this is GELU"),
-            ("F.relu(g)", "this is ReLU"),
-            ("F.mish(g)", "this is Mish"))],
+            ("g * torch.tanh(g)", "g is multiplied by its tanh"))],
+        *[(GATE, f"return torch.tanh(F.{f}(g))", f"{f} stands for SiLU: the gate is tanh(SiLU(g))")
+          for f in ("relu", "gelu", "mish", "softplus", "elu", "leaky_relu")],
+        *[(GATE, f"return F.{f}(g)", f"this is {f} alone: the gate is tanh(SiLU(g))")
+          for f in ("relu", "gelu", "mish")],
         ("self.W_G", "self.W_V", "W_V is for the values: take W_G")),
     "screening": edits(
         screening,
@@ -286,6 +284,7 @@ MISTAKES = {
         (W, "w = self.s_w", "s_w is not yet w: apply `window`"),
         (W, "w = self.s_w.exp()", "w lacks its + 1: apply `window`"),
         (R, "r = self.s_r", "s_r is not yet r: apply `acceptance`"),
+        (R, "r = torch.sigmoid(-self.s_r)", "the sign of s_r: apply `acceptance`"),
         (R, "r = self.s_r.exp() + 1", "r = exp(s) + 1 is from an older version of the paper: apply "
          "`acceptance`"),
         ("self.w_th", "256.0", "w_th is self.w_th, and not always 256"),
@@ -441,8 +440,8 @@ MISTAKES = {
         ("W = unit(self.W_E)", "W = F.normalize(self.W_E, dim=0)", COLUMNS),
         ("W = unit(self.W_E)", "W = layer_norm(self.W_E)", "this is LayerNorm: the rows of W_E are "
          "divided by their length"),
-        ("W = unit(self.W_E)", "W = self.W_E", LOGITS, "return unit(x) @ W.T", "x was scaled to "
-         "unit length in place of W_E: there is no norm before the head"),
+        ("W = unit(self.W_E)", "W = self.W_E", LOGITS, LOGITS.replace("x ", "unit(x) "), "x was "
+         "scaled to unit length in place of W_E: there is no norm before the head"),
         (LOGITS, "return x @ W.T + self.s_F.exp()", "the scale multiplies: e^s_F times W_E_bar"),
         (LOGITS, LOGITS + " / x.shape[-1] ** 0.5", "the root of d_E is not part of the scale: "
          "e^s_F alone"),
