@@ -178,7 +178,13 @@ def test_a_message_says_what_is_wrong_and_names_no_other_mistake(solved, part, t
 # Ways to a solution, or around it. Each stands for `trim`, and uses only what a file may import.
 CHEATS = {
     "an import": "import multiscreen\nf = multiscreen.trim",
-    "the package": "from course.exercises import test_part1\nf = test_part1.RIGHT['trim']",
+    "a search of sys.path": """
+        import importlib.machinery
+        import sys
+        for path in sys.path:
+            spec = importlib.machinery.PathFinder.find_spec("multiscreen", [path])
+            module = spec and spec.loader.load_module("multiscreen")
+            f = getattr(module, "trim", f)""",
     "torch's import machinery": """
         from torch.package import sys_importer
         f = sys_importer.import_module("multiscreen").trim""",
