@@ -32,6 +32,7 @@ ROOTS = [
     (lambda s, r: 1 - (1 - s) / r, "the max with 0 is missing: below the threshold the relevance "
      "rises again when it is squared"),
     (lambda s, r: ((1 - (1 - s)) / r).relu(), "only 1 - s is divided by r: 1 - (1 - s)/r"),
+    (lambda s, r: ((1 - s) / r).relu(), "1 minus this is missing: 1 - (1 - s)/r"),
     (lambda s, r: (1 - s / r).relu(), "Trim compares 1 - s with r, not s"),
     *[(z, "r was taken for the threshold: the threshold is 1 - r, the width is r") for z in (
         lambda s, r: (s - r).relu(), lambda s, r: ((s - r) / (1 - r)).relu())],

@@ -98,6 +98,11 @@ SWAPPED = ("queries and keys were swapped, or alpha_d transposed: a row of it is
 NO_SOFTMAX = "Trim takes the similarity itself: there is no softmax"
 NO_INF = "-inf is for softmax: the future gets 0 from Softmask, which multiplies Trim of s"
 
+OTHER_LENGTH = ("the length is the root of the sum of the squares over the last dimension: this is "
+                "another number")
+OTHER_LENGTHS = [lambda x: x.abs().sum(-1, keepdim=True), lambda x: x.abs().amax(-1, keepdim=True),
+                 lambda x: x.std(-1, keepdim=True), lambda x: x.norm(dim=0, keepdim=True)]
+
 # {function: [(a wrong one, what to say to those who have its results)]}. The first one counts.
 MISTAKES = {
     "window": [
@@ -106,6 +111,7 @@ MISTAKES = {
         (lambda s: (s + 1).exp(), "the + 1 comes after the exponential: exp(s_w) + 1"),
         (lambda s: s + 1, "s_w is the logarithm of w - 1: the exponential is missing"),
         (lambda s: 2**s + 1, "the base is e, not 2: exp(s_w) + 1"),
+        (lambda s: (-s).exp() + 1, "e^s_w, not e^-s_w"),
         (lambda s: F.softplus(s) + 1, "softplus is log(1 + e^s_w): take e^s_w + 1"),
         (lambda s: s.clamp(max=80).exp() + 1, "s_w = inf must give w = inf: a clamp makes it "
          "finite"),
@@ -136,10 +142,7 @@ MISTAKES = {
         (lambda x: x / x.norm(dim=-1), "keepdim=True is missing: a row's length acts on a column"),
         (lambda x: x / x.square().mean(-1, keepdim=True).sqrt(), "divided by the root of the mean, "
          "as in RMSNorm: the length is the root of the sum"),
-        *[(lambda x, of=of: x / of(x), "the length is the root of the sum of the squares over the "
-           "last dimension: this is another number") for of in (
-               lambda x: x.abs().sum(-1, keepdim=True), lambda x: x.abs().amax(-1, keepdim=True),
-               lambda x: x.std(-1, keepdim=True), lambda x: x.norm(dim=0, keepdim=True))],
+        *[(lambda x, of=of: x / of(x), OTHER_LENGTH) for of in OTHER_LENGTHS],
         (lambda x: x / length(x) ** 2, "divided by the squared length: take its root"),
         (lambda x: x / (length(x.where(x != 0, 1e-20)) + 1e-6), "eps was added to the length: "
          "clip it from below"),
@@ -197,6 +200,10 @@ MISTAKES = {
          "x_0 that has turned already: keep the old one"),
         (lambda x, angle: by_rows(x, angle.sin(), -angle.cos(), angle.cos(), angle.sin()),
          "sine and cosine were swapped: a turn by 0 changes nothing"),
+        (lambda x, angle: by_rows(x, angle.cos(), -angle.sin(), angle.cos(), angle.sin()), "the "
+         "second number takes sine and cosine of the first: it is x_0 sin + x_1 cos"),
+        (lambda x, angle: by_rows(x, angle.cos(), -angle.sin(), angle.sin(), -angle.cos()),
+         "a minus too many: the second number is x_0 sin + x_1 cos"),
         (lambda x, angle: ms.mipe(x, angle)[..., :2], "the other dimensions are missing: put them "
          "behind the two that turn")],
     "trim": [
@@ -263,6 +270,8 @@ MISTAKES = {
          "shape (H,), and d (T, S): w[:, None, None] aligns them"),
         (of_pairs(lambda s, d, w, r: ms.trim(s, r) + ms.softmask(d, w)), "Softmask multiplies "
          "Trim: it is not added"),
+        *[(of_pairs(lambda s, d, w, r, n=n: ms.trim(s, r) * ms.softmask(d + n, w)), "the positions "
+           "are off by one: the query's own key has d = 0") for n in (1, -1)],
         (of_pairs(lambda s, d, w, r: ms.trim(s, r) * ms.softmask(-d.abs(), w)), "d is no distance: "
          "a later key, d > 0, gets 0"),
         (lambda q, k, w, r, i0=0: ms.relevance(q, k, w, r, -i0), "the sign of i0: query n stands "
@@ -303,6 +312,11 @@ MISTAKES = {
         *[(f, "tanh is taken of the length, one number for each vector") for f in (
             lambda x: torch.tanh(ms.unit(x)) * length(x), lambda x: ms.unit(x) * torch.tanh(x),
             lambda x: torch.tanh(length(x)).expand_as(x))],
+        *[(lambda x, of=of: x * torch.tanh(of(x)) / of(x), OTHER_LENGTH) for of in OTHER_LENGTHS],
+        *[(lambda x, f=f: ms.unit(x) * f(length(x)), "the length is tanh|x|: this is another curve "
+           "that ends at a limit") for f in (
+               torch.sigmoid, torch.atan, torch.erf, lambda n: 1 - (-n).exp(),
+               lambda n: n / (1 + n), lambda n: n.clamp_max(1))],
         (lambda x: ms.tanh_norm(x / x.shape[-1] ** 0.5) * x.shape[-1] ** 0.5, "the root of the "
          "mean was taken for the length: it is the root of the sum"),
         (lambda x: x * (torch.tanh(length(x)) / length(x).clamp_min(1e-6)).detach(), "the length "

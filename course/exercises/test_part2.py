@@ -323,6 +323,8 @@ MISTAKES = {
         *[("u = self.screening(x,", f"u = self.screening({f}(x),", "self.gate(x)",
            f"self.gate({f}(x))", f"{READS}: there is no {name}") for f, name in (
                ("layer_norm", "LayerNorm"), ("rms", "RMSNorm"), ("unit", "unit length"))],
+        *[("u = self.", f"x = {f}(x); u = self.", f"{READS}, and the residual is x: there is no "
+           f"{name}") for f, name in (("layer_norm", "LayerNorm"), ("rms", "RMSNorm"))],
         (SUM, "return updates.sum(1)", "the residual is missing: Eq. 2 adds the updates to x"),
         (SUM, "return x - updates.sum(1)", "the sign: Eq. 2 adds the updates to x"),
         (SUM, "return x * updates.sum(1)", "the updates are added to x: they do not multiply it"),

@@ -143,13 +143,10 @@ OF_ALPHA = [
 # And those that it has not.
 OF_FORWARD = [
     *OF_ALPHA,
-    ({"m": lambda d, w: 1.0 + 0 * d}, "Softmask is missing: alpha_d = z^2 m"),
     ({"z": ROOTS[-1][0]}, ROOTS[-1][1]),
-    *[({"alpha": alpha}, f"{says}: alpha_d = z^2 m") for alpha, says in (
-        (lambda z, m: z * m, "the square of Trim is missing"),
-        (lambda z, m: z**3 * m, "this is a cube"),
-        (lambda z, m: 2 * z * m, "this is the slope 2 z m"),
-        (lambda z, m: z * z + m, "m multiplies"))],
+    *[({"alpha": lambda z, m, c=c, a=a, b=b: c * z**a * m**b}, "alpha_d is z^2 m: yours is "
+       f"{c} z^{a} m^{b}") for c, a, b in [*FACTORS, (1, 3, 1)] if (c, a, b) != (1, 2, 1)],
+    ({"alpha": lambda z, m: z * z + m}, "m multiplies: alpha_d = z^2 m"),
     ({"alpha": lambda z, m: F.normalize(z * z * m, p=1, dim=1, eps=1e-9)}, "nothing may compete: "
      "do not divide by the sum of relevances")]
 
