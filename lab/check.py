@@ -13,11 +13,8 @@ tried with the weights that the steps of the first promise made, magnified by tr
 a checkpoint is tried as it is. Products are in float32, and nothing is compiled. What this cannot
 see: a leak of one position alone that is none of the four that are tried.
 
-Below the promises are ticks of no consequence for training: version 4 of the paper calls relevance
-absolute "when its values lie on a fixed bounded scale, depend on neither competing keys nor
-sequence length, require no sequence-length-dependent calibration, and can all be zero". The values
-are here the weights by which a layer sums values. A constant that was set for one length by hand
-passes.
+Below the promises are ticks of no consequence for training, by lab/relevance.py: whether relevance
+is absolute.
 """
 import argparse
 import random
@@ -30,16 +27,15 @@ import torch
 import torch.nn.functional as F
 
 import train
+from lab.relevance import absolute
 from multiscreen import Multiscreen
 
 # Errors, relative to the largest loss or logit. Passes of one shape do the same sums for a prefix:
 # they differ by 0, or a little if a layer groups its tokens. Other shapes sum in another order.
 SAME, CLOSE = 2e-6, 1e-4
-ROUNDING = 1e-6                                        # of weights in float64
 # Tokens to decode, at least: the prompt goes through in three pieces, and the last token that is
 # read ends a third block of 512.
 FAR = 3 * Multiscreen.tokens_at_once + 1
-TINY = 2.0**-20                                        # values that TanhNorm leaves as they are
 
 
 class Answer(Exception):
@@ -209,93 +205,6 @@ def decode(trial, total, windows):
         compare(torch.stack(seen, 1), z, f"{case}: logits in decoding and in forward")
 
 
-# ------------------------------------------------------------------------- absolute relevance
-
-class Identity:
-    """A cache that gives a layer columns of the identity in place of its values.
-
-    So the sums of values are the weights of these keys. first: number of the first column.
-    """
-    end = 0
-
-    def __init__(self, first):
-        self.first = first
-
-    def append(self, k, v, w):
-        S, V = v.shape[2:]
-        columns = TINY * torch.eye(S, self.first + V, dtype=v.dtype, device=v.device)
-        return k, columns[:, self.first :].expand(v.shape)
-
-
-def weights_of(layer, x, screen):
-    """The weight of each key of each query in a layer, (B, H, T, T), for any way to attend.
-
-    They are seen where a layer's sums of values leave `mix` (a Transformer's) or enter `bound`.
-    """
-    method = "bound" if hasattr(layer, "bound") else "mix"
-    call, parts, done = getattr(layer, method), [], 0
-
-    def note(h, *inputs):
-        if method == "mix":
-            h = call(h, *inputs)
-        parts.append(h / TINY)
-        return h
-
-    setattr(layer, method, note)
-    while done < x.shape[1]:
-        layer(x, screen, Identity(done))
-        if not parts:
-            raise ValueError(f"the layer does not call `{method}`")
-        done += parts[-1].shape[3]
-    delattr(layer, method)
-    return torch.cat(parts, 3)[..., : x.shape[1]]
-
-
-@torch.no_grad()
-def absolute(trial):
-    """{condition of absolute relevance: (yes or NO, the number seen)}, in float64 on 24 tokens.
-
-    The first three must hold in all layers, the last two in one. Keys that are never seen, by their
-    position, are not rejected.
-    """
-    model = trial.model().double()
-    bounded, by_keys, by_length, least, emptiest = [], [], [], [], []          # of each layer
-    # Twins are for float32.
-    screen = Multiscreen.screen if model.screen is trial.screen else model.screen
-    x = model.embed(trial.tokens(24, seed=4, rows=8))
-    for layer in model.layers:
-        weights, others, mixed = weights_of(layer, x, screen), x.roll(1, 0), x.clone()
-        mixed[:, 1::2] = others[:, 1::2]
-        altered = weights_of(layer, mixed, screen) - weights
-        later = weights_of(layer, torch.cat((others[:, :8], x), 1), screen)[..., 8:, 8:] - weights
-        seen = (weights != 0).any(0).expand_as(weights)            # in one of the sequences
-        y = layer(x, screen)
-        for W in layer.parameters():                   # scores may be as large as they like
-            if W.ndim > 1:
-                W.mul_(100.0)
-        bounded.append(weights_of(layer, x, screen).abs().max())
-        by_keys.append(altered[..., ::2, ::2].abs().max())
-        by_length.append(later.abs().max())
-        least.append(weights[seen].abs().min())
-        emptiest.append(weights.abs().amax(-1)[seen.any(-1)].min())
-        x = y
-    return {
-        "bounded: largest weight with all matrices of a layer 100 times as large":
-            tick(torch.max, bounded, 1 + ROUNDING),
-        "no competing keys: change of weights with every other token replaced":
-            tick(torch.max, by_keys, ROUNDING),
-        "no length: change of weights behind eight more tokens":
-            tick(torch.max, by_length, ROUNDING),
-        "exact zeros: least weight of the keys that a query can see": tick(torch.min, least, 0),
-        "all can be 0: least of the queries' largest weights": tick(torch.min, emptiest, 0)}
-
-
-def tick(worst, values, limit):
-    """(yes or NO, the number seen), of the largest or the smallest value of all layers."""
-    x = worst(torch.stack(values))
-    return "yes" if x <= limit else "NO", f"{x:.3g}"
-
-
 # ------------------------------------------------------------------------------- the command
 
 def failure(e):
@@ -303,6 +212,14 @@ def failure(e):
     frames = traceback.extract_tb(e.__traceback__)
     last = [frame for frame in frames if "site-packages" not in frame.filename][-1]
     return f"{Path(last.filename).name}:{last.lineno}: {e!r}"
+
+
+def conditions(trial):
+    """{condition of absolute relevance: (yes or NO, the number seen)}, in float64 on 24 tokens."""
+    model = trial.model().double()
+    # Twins are for float32.
+    screen = Multiscreen.screen if model.screen is trial.screen else model.screen
+    return absolute(model, trial.tokens(24, seed=4, rows=8), screen)
 
 
 def answers(trial):
@@ -317,7 +234,7 @@ def answers(trial):
         except Exception as e:                         # whatever it is, a run meets it, too
             found[promise.__doc__] = "NO", f"fails: {failure(e)}"
     try:
-        return found, absolute(trial)
+        return found, conditions(trial)
     except Exception as e:                             # a layer of yours may have other methods
         return found, {"all": ("-", f"the weights of a layer cannot be seen: {failure(e)}")}
 
@@ -330,13 +247,13 @@ def main():
     ckpt = train.read_checkpoint(own.ckpt) if own.ckpt else {}
     args = train.get_args(flags, ckpt)                 # as if the run went on
     trial = Trial(args, train.get_tokenizer(args.tokenizer), ckpt.get("weights"))
-    found, conditions = answers(trial)
+    promises, ticks = answers(trial)
     about = f"{own.ckpt or args.model}, {args.seq_len} tokens, {trial.about_screen}"
-    for title, group in ((about, found), ("absolute relevance", conditions)):
+    for title, group in ((about, promises), ("absolute relevance", ticks)):
         print(title)
         for promise, (answer, *why) in group.items():
             print(f"{answer:>5}  {promise}", *why, sep="\n       ")
-    sys.exit(any(answer == "NO" for answer, *_ in found.values()))
+    sys.exit(any(answer == "NO" for answer, *_ in promises.values()))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ import sys
 import numpy as np
 import torch
 
-from lab.check import weights_of
 from lab.measure import Measurement, add_table, get_parser
+from lab.relevance import weights_of
 
 try:
     import matplotlib.pyplot as plt
