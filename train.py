@@ -73,7 +73,7 @@ def train(args, ckpt=None, stop=()):
     model = make_model(args, tokenizer, getattr(torch, args.dtype)).to(device)
     data, val_data = get_data(args, tokenizer)
     text = fingerprint(data, val_data)
-    source = source_of(model)                          # as it is now: you may edit while it trains
+    source = source_of(model, args.model)              # as it is now: you may edit while it trains
     if ckpt:
         require_same(ckpt, text, source)
         if ckpt["finished"] and args.steps <= ckpt["args"]["steps"]:
@@ -307,8 +307,8 @@ def save_checkpoint(path, model, args, **more):
     for name, W in weights.items():
         if W.isnan().any():
             sys.exit(f"error: {path} was not written: {name} has a NaN")
-    contents = {"args": vars(args), "config": asdict(model.config), "source": source_of(model),
-                "weights": weights, **more}
+    contents = {"args": vars(args), "config": asdict(model.config),
+                "source": source_of(model, args.model), "weights": weights, **more}
     if rank_and_world()[0] == 0:
         write(path, contents, torch.save)
 
@@ -346,7 +346,7 @@ def load_checkpoint(path, device="cpu", dtype=None):
     model = build_model(ckpt["args"]["model"], ckpt["config"], dtype)
     load_weights(model, ckpt)
     model.to(device).eval()
-    for name in edited(ckpt, source_of(model)):
+    for name in edited(ckpt, source_of(model, ckpt["args"]["model"])):
         print(f"{path} was trained with another {name}.py", file=sys.stderr)
     print(choose_screen(model), file=sys.stderr)
     return model, get_tokenizer(ckpt["args"]["tokenizer"]), ckpt
@@ -354,14 +354,12 @@ def load_checkpoint(path, device="cpu", dtype=None):
 
 def require_same(ckpt, text, source):
     """End the program if a resumed run would read another text, or run other code."""
-    wrong = ""
+    changes = [f"{name}.py was edited since the run began" for name in edited(ckpt, source)]
     if ckpt["text"] != text:
-        wrong = f"--data was {ckpt['text']} and is {text} now"
-    for name in edited(ckpt, source):
-        wrong = f"{name}.py was edited since the run began"
-    if wrong:
-        refuse(f"{wrong}; a run keeps its text and its code: undo the change, or begin another "
-               f"run, with --init {ckpt['path']} --out NEW")
+        changes.append(f"--data was {ckpt['text']} and is {text} now")
+    if changes:
+        refuse(f"{'; '.join(changes)}; a run keeps its text and its code: undo the change, or "
+               f"begin another run, with --init {ckpt['path']} --out NEW")
 
 
 def edited(ckpt, source):
@@ -375,9 +373,12 @@ MAY_HAVE_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
 def plain_code(text):
     """Python code without its comments and docstrings: to change these is no edit."""
-    tree = ast.parse(textwrap.dedent(text))
+    try:
+        tree = ast.parse(textwrap.dedent(text))
+    except SyntaxError:                                # code of another version of Python
+        return text
     for part in ast.walk(tree):
-        if isinstance(part, MAY_HAVE_DOCSTRING) and ast.get_docstring(part):
+        if isinstance(part, MAY_HAVE_DOCSTRING) and ast.get_docstring(part) is not None:
             del part.body[0]
     return ast.unparse(tree)                           # ast.dump differs from Python to Python
 
@@ -388,10 +389,12 @@ def refuse(reason):
     sys.exit(2)
 
 
-def source_of(model):
-    """{module: text} of multiscreen.py and of the model's classes and their bases."""
+def source_of(model, name):
+    """{module: text} of multiscreen.py, of the module of --model, and of all classes and bases."""
     classes = {base for part in (model, *model.layers) for base in type(part).__mro__}
     names = {"multiscreen", *(base.__module__ for base in classes)} - {"builtins"}
+    if "." in name:                                    # a function is no base
+        names.add(name.rpartition(".")[0])
     files = {name: getattr(sys.modules[name], "__file__", None) for name in sorted(names)
              if not name.startswith("torch.")}
     return {name: Path(file).read_text("utf-8") for name, file in files.items() if file}

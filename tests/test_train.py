@@ -308,10 +308,11 @@ def test_resume_refuses_another_text_and_other_code(tmp_path, capsys):
     write(tmp_path, {"text.txt": TEXT})
 
     code = ckpt["source"]["multiscreen"]
-    # Weights need not fit the edited code.
-    torch.save(ckpt | {"source": {"multiscreen": code + "trim = relu\n"}, "weights": {}},
-               tmp_path / "out/ckpt.pt")
-    assert "multiscreen.py" in complaint(capsys, *more, "--steps", "2")
+    for other in (code + "trim = relu\n", "def code of another Python"):
+        # Weights need not fit the edited code.
+        torch.save(ckpt | {"source": {"multiscreen": other}, "weights": {}},
+                   tmp_path / "out/ckpt.pt")
+        assert "multiscreen.py" in complaint(capsys, *more, "--steps", "2")
     code = code.replace('"""', '"""A docstring is no edit. ', 1) + "# Nor is a comment.\n"
     torch.save(ckpt | {"source": {"multiscreen": code}}, tmp_path / "out/ckpt.pt")
     command(*more, "--steps", "2")
@@ -560,13 +561,15 @@ def test_a_bad_checkpoint_is_one_line_and_nothing_in_it_runs(copied, kind):
 
 def test_a_checkpoint_has_the_code_that_was_trained_though_it_was_edited_since(
         tmp_path, monkeypatch):
-    path = tmp_path / "layers_of_mine.py"
-    path.write_text(f"from {HERE} import Keeps\nclass Mine(Keeps): pass\n")
+    path = tmp_path / "model_of_mine.py"
+    code = (f"from multiscreen import Multiscreen\nfrom {HERE} import Keeps\n"
+            "def mine(config, dtype):\n    return Multiscreen(config, dtype, Keeps)\n")
+    path.write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(train.Text, "observe", lambda self, loss: path.write_text("# an edit\n"))
-    ckpt = fit(tmp_path / "out", "--model", "layers_of_mine.Mine")
-    assert ckpt["source"]["layers_of_mine"].endswith("pass\n")
-    assert ckpt["source"][HERE] == Path(__file__).read_text("utf-8")       # that of its base
+    ckpt = fit(tmp_path / "out", "--model", "model_of_mine.mine")
+    assert ckpt["source"]["model_of_mine"] == code
+    assert ckpt["source"][HERE] == Path(__file__).read_text("utf-8")       # that of its layers
 
 
 def test_the_bundled_models_answer():
