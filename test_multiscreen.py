@@ -8,12 +8,12 @@ equation on purpose, its tests must fail: your change acts.
 
 claim, and below it the test                                      compared with
 ----------------------------------------------------------------  ----------------------------------
-Each equation
- 1) is one function, whose docstring has its number               multiscreen.py
+The equations
+ 1) each is one function, whose docstring has its number          multiscreen.py
      test_every_equation_has_one_owner
- 2) is right at points worked out by hand                         numbers written in the test
+ 2) they are right at points worked out by hand                   numbers written in the test
      pytest -k by_hand: Eqs. 4, 6, 7, 9, 10 and 11
- 3) is right for drawn inputs: Eqs. 8 to 12                       the paper, a loop over pairs
+ 3) they are right for drawn inputs: Eqs. 8 to 12                 the paper, a loop over pairs
      test_screen_against_a_loop_over_pairs
  4) relevance is absolute: other keys do not change it            itself, bit for bit
      test_relevance_of_a_pair_does_not_depend_on_other_keys
@@ -163,6 +163,11 @@ def paper_tanh_norm(h):
     return torch.where(norm > 0, factor, 1) * h
 
 
+def paper_gate(g):
+    """Eq. 17: tanh(SiLU(g))."""
+    return (g / (1 + (-g).exp())).tanh()
+
+
 def paper_screening_unit(q, k, v, w, r, w_th):
     """Eqs. 5 to 14 for one tile: projected q, k, v, one row a token -> u."""
     q, k, v = paper_mipe(paper_unit(q), w, w_th), paper_mipe(paper_unit(k), w, w_th), paper_unit(v)
@@ -184,7 +189,7 @@ def paper_logits(p, c, tokens):
         for t in range(c.N_H):
             w, r = W["s_w"][t].exp() + 1, 1 / (1 + (-W["s_r"][t]).exp())
             q, k, v, g = (x @ W[name][:, t] for name in ("W_Q", "W_K", "W_V", "W_G"))
-            y = paper_screening_unit(q, k, v, w, r, c.w_th) * (g / (1 + (-g).exp())).tanh()
+            y = paper_screening_unit(q, k, v, w, r, c.w_th) * paper_gate(g)
             update = update + y @ (W["s_O"][t].exp() * W["W_O"][t])
         x = x + update
     return x @ (p["s_F"].exp() * E).T
