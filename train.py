@@ -41,7 +41,7 @@ import textwrap
 import time
 import zlib
 from dataclasses import asdict, fields
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def train(args, ckpt=None, stop=()):
     model = make_model(args, tokenizer, getattr(torch, args.dtype)).to(device)
     data, val_data = get_data(args, tokenizer)
     text = fingerprint(data, val_data)
-    source = source_of(model, args.model)              # as it is now: you may edit while it trains
+    source = source_of(model, args.model)
     if ckpt:
         require_same(ckpt, text, source)
         if ckpt["finished"] and args.steps <= ckpt["args"]["steps"]:
@@ -395,9 +395,15 @@ def source_of(model, name):
     names = {"multiscreen", *(base.__module__ for base in classes)} - {"builtins"}
     if "." in name:                                    # a function is no base
         names.add(name.rpartition(".")[0])
-    files = {name: getattr(sys.modules[name], "__file__", None) for name in sorted(names)
-             if not name.startswith("torch.")}
-    return {name: Path(file).read_text("utf-8") for name, file in files.items() if file}
+    modules = {name: sys.modules[name] for name in sorted(names) if not name.startswith("torch.")}
+    return {name: text_of(module) for name, module in modules.items()
+            if getattr(module, "__file__", None)}
+
+
+@cache
+def text_of(module):
+    """The text of a module's file, read once: a process runs the code that it began with."""
+    return Path(module.__file__).read_text("utf-8")
 
 
 # ---------------------------------------------------------------------------------------- model
@@ -479,7 +485,7 @@ def choose_screen(model, kernel="auto"):
     if kernel == "auto":
         name = twins.get(model.W_E.device.type, "multiscreen")
     if name == "multiscreen":
-        return "screening by multiscreen.screen, the definition"
+        return "layers are given multiscreen.screen, the definition"
     try:
         twin, equations = import_module(name), hash_of_equations()
         if getattr(twin, "EQUATIONS", equations) != equations:
@@ -488,11 +494,11 @@ def choose_screen(model, kernel="auto"):
             twin.prepare(model)                        # raises if it cannot run here
         try_screen(twin.screen, model)
         model.screen = twin.screen
-        return f"screening by {name}.screen"
+        return f"layers are given {name}.screen"
     except Exception as e:
         if kernel != "auto":
             sys.exit(f"error: --kernel {kernel}: {e}")
-        return f"screening by multiscreen.screen, the definition, which is slow ({name}: {e})"
+        return f"layers are given multiscreen.screen, the definition, which is slow ({name}: {e})"
 
 
 def hash_of_equations():
@@ -557,7 +563,13 @@ def get_tokenizer(name):
         ranks = {bytes([i]): i for i in range(256)}
         return tiktoken.Encoding("bytes", pat_str=r"(?s:.)", mergeable_ranks=ranks,
                                  special_tokens={"<|endoftext|>": 256})
-    return tiktoken.get_encoding(name) if name == "gpt2" else named(name)
+    if name != "gpt2":
+        return named(name)
+    try:
+        return tiktoken.get_encoding(name)
+    except OSError as e:
+        sys.exit("error: --tokenizer gpt2 cannot be downloaded: set TIKTOKEN_CACHE_DIR to a folder "
+                 f"that has it, or use --tokenizer bytes ({e})")
 
 
 class Text:

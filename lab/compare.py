@@ -70,7 +70,7 @@ def in_words(name, first, test, corrected):
         return f"{name}: no seed that ended is in {first}, too, so there is no pair"
     mean = f"{test['mean']:+.4f} nats per token (pairs: {test['n']})"
     if math.isnan(test["p"]):
-        return f"{name}: {mean}; an interval and p take two pairs that deviate"
+        return f"{name}: {mean}; there is an interval and p for two pairs or more that deviate"
     verdict = f"no difference from {first} is shown"
     if corrected < 0.05:
         verdict = f"the loss is {'lower' if test['mean'] < 0 else 'higher'} than that of {first}"
@@ -186,10 +186,11 @@ def compare(names):
     tests = [paired(losses[label], losses[first]) for label in others]
     known = {run["label"]: run for run in runs if run["flags"]}
     for label, test, corrected in zip(others, tests, holm([test["p"] for test in tests])):
-        print(f"\n{in_words(label, first, test, corrected)}")
+        print()
         if first in known and label in known:
             differ = differences(known[first], known[label])
             print(f"{first} | {label}", *differ or ["the same"], sep="\n  ")
+        print(in_words(label, first, test, corrected))
 
 
 def main():

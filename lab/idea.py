@@ -7,9 +7,8 @@
 All other flags go to train.py: give the original the same ones, unless they are the idea. The
 default is a small model (--psi 6, 1,000 steps of 1,024 tokens): four minutes on two idle cores.
 A name is one code and one list of flags, and its runs are out/idea/NAME-SEED of the current folder.
-Edit nothing until the command ends: each seed stores the files as they are when it begins, but the
-code that trains is that of the command's start. If you stop the command, repeat it to go on; what
-is finished is not trained again.
+You may edit while it runs: all seeds have the code of the command's start. If you stop the command,
+undo what you edited and repeat it to go on; what is finished is not trained again.
 """
 import argparse
 import sys

@@ -81,7 +81,8 @@ def text_in(line, field, number, noted):
         # JSON may have half of a pair of surrogates, which is no character, and has no UTF-8.
         right = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise ValueError(f"line {number} has no text {field!r}, or is damaged ({e})") from None
+        what = f"line {number} has no text in --field {field}, or is damaged: {e!r}"
+        raise ValueError(what) from None
     if right != text:
         noted["lone surrogates replaced by U+FFFD"].append(number)
     return right

@@ -26,7 +26,7 @@ from test_multiscreen import (
 from tests.helpers import run
 
 NAMES = ("h", "dq", "dk", "dv", "dw", "dr")
-CPP = "screening by screening_cpu.screen"
+CPP = "layers are given screening_cpu.screen"
 COMPILER = shutil.which(os.environ.get("CXX") or "c++")
 
 
@@ -224,7 +224,7 @@ def test_a_kernel_of_ones_own_is_tried_before_it_is_used(tmp_path, monkeypatch):
         (tmp_path / f"{name}.py").write_text(
             "import multiscreen\n"
             f"def screen(*inputs):\n    return {factor} * multiscreen.screen(*inputs)\n")
-    assert train.choose_screen(small(), "right_kernel") == "screening by right_kernel.screen"
+    assert train.choose_screen(small(), "right_kernel") == "layers are given right_kernel.screen"
     with pytest.raises(SystemExit, match="wrong_kernel: h is off by 0.01 of its largest value"):
         train.choose_screen(small(), "wrong_kernel")
     for model in (small().double(), small(dtype=torch.bfloat16)):
@@ -330,7 +330,7 @@ def use_compiler(folder, monkeypatch, lines):
 def test_without_a_compiler_that_works_the_definition_screens(folder, monkeypatch, lines, reason):
     use_compiler(folder, monkeypatch, lines)
     line = choose_again()
-    assert line.startswith("screening by multiscreen.screen") and reason in line
+    assert line.startswith("layers are given multiscreen.screen") and reason in line
     assert not list(folder.glob("*"))
 
 

@@ -561,15 +561,17 @@ def test_a_bad_checkpoint_is_one_line_and_nothing_in_it_runs(copied, kind):
 
 def test_a_checkpoint_has_the_code_that_was_trained_though_it_was_edited_since(
         tmp_path, monkeypatch):
+    """The next run of the same process, too: it trains the same code."""
     path = tmp_path / "model_of_mine.py"
     code = (f"from multiscreen import Multiscreen\nfrom {HERE} import Keeps\n"
             "def mine(config, dtype):\n    return Multiscreen(config, dtype, Keeps)\n")
     path.write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(train.Text, "observe", lambda self, loss: path.write_text("# an edit\n"))
-    ckpt = fit(tmp_path / "out", "--model", "model_of_mine.mine")
-    assert ckpt["source"]["model_of_mine"] == code
-    assert ckpt["source"][HERE] == Path(__file__).read_text("utf-8")       # that of its layers
+    for out in ("first", "second"):
+        ckpt = fit(tmp_path / out, "--model", "model_of_mine.mine")
+        assert ckpt["source"]["model_of_mine"] == code
+        assert ckpt["source"][HERE] == Path(__file__).read_text("utf-8")   # that of its layers
 
 
 def test_the_bundled_models_answer():
