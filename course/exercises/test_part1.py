@@ -69,7 +69,7 @@ def compete(f, share):
 # The sum is divided by as it is, or with what people add to it.
 SHARES = [lambda alpha_d: alpha_d.softmax(-1), lambda alpha_d: F.normalize(alpha_d, p=1, dim=-1),
           *(lambda alpha_d, eps=eps: alpha_d / (alpha_d.sum(-1, keepdim=True) + eps)
-            for eps in (1e-9, 1e-8, 1e-6))]
+            for eps in (0.0, 1e-9, 1e-8, 1e-6))]
 
 
 def of_pairs(alpha_d, axes=(..., None, None)):
