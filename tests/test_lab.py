@@ -56,7 +56,7 @@ def write_run(folder, loss=2.0, step=10, source=SOURCE, finished=True, diverged=
     seed = int(folder.name.rpartition("-")[2])
     flags = {"model": "multiscreen", "lr": 0.1, "data": ["stdlib"], "out": str(folder),
              "resume": False, "force": False, "seed": seed} | flags
-    rows = ["step\tloss\tgrad_norm\tval_loss", "1\t5.5\t1\t", f"{step}\t2.5\t1\t{loss}"]
+    rows = ["step\tloss\tgrad_norm\tval_loss", "1\t5.5\t1\t5.4", f"{step}\t2.5\t1\t{loss}"]
     log = "\n".join(rows) + "\n"
     if last:
         torch.save({"args": flags, "config": {}, "source": source, "step": step, "log": log,
@@ -279,6 +279,8 @@ def test_tiles_are_drawn_and_a_sample_is_text(call, checkpoint):
     out = call(sample, *flags)
     assert out.startswith("1 bottle") and out == call(sample, *flags)
     assert "temperature" in message(call, sample, *flags, "--temperature", -1)
+    half = sample.decode_stream([*"a€".encode()[:-1], 256, 98], train.get_tokenizer("bytes"))
+    assert "".join(half) == "a\ufffd"                  # up to end-of-text, half a character too
 
 
 # ------------------------------------------------------------------------------- a corpus
@@ -343,8 +345,11 @@ def test_a_damaged_file_is_one_line_and_leaves_nothing(call, content, words):
 def test_a_zstandard_file_that_was_cut_off_is_refused(call):
     zstandard = pytest.importorskip("zstandard")
     lines = [f'{{"text": "{np.random.default_rng(n).bytes(90).hex()}"}}\n' for n in range(2000)]
-    frames = [zstandard.compress("".join(part).encode()) for part in (lines[:900], lines[900:])]
-    assert len(prepared(call, "a.zst", b"".join(frames))[0]) == 1998       # two are in val.bin
+    frames = [zstandard.compress("".join(part).encode())
+              for part in (lines[:900], lines[900:1500], lines[1500:])]
+    Path("b.zst").write_bytes(frames[2])
+    # Two of 2,000 documents are in val.bin, one of each file.
+    assert len(prepared(call, "a.zst", frames[0] + frames[1], "b.zst")[0]) == 1998
     Path("cut").write_bytes(frames[0][:-9])
     assert "cut: line" in message(call, prepare, "other", "cut", "--tokenizer", "bytes")
 
