@@ -14,7 +14,7 @@ import torch
 from multiscreen import Config, Multiscreen
 from study import copying, curriculum, figures, headline, reason, runs, tables
 from study.passkey import FILLER, NEEDLE, QUESTION, TASK, passkey_prompts
-from tests.helpers import ROOT
+from tests.helpers import ROOT, read_table
 from train import get_args, get_tokenizer, named
 
 PAGES = [ROOT / "study" / name for name in ("README.md", "report.md", "copying.md")]
@@ -225,12 +225,13 @@ def test_a_model_that_copies_is_right_and_gains(monkeypatch):
     def read(model, start, text, places, ends):
         cheap = ENCODE("\n" + asked[0])
         asked.reverse()
+        assert start[:9] + text == TEXT                # --before 9
         return {place: [(torch.full((28,), 0.5 if end == cheap else 6.0),
                          torch.full((28,), end == cheap)) for end in ends] for place in places}
 
     asked = copying.pair_of(5)
     monkeypatch.setattr(copying, "read", read)
-    row, = copying.measure(None, ENCODE, TEXT, copying.pair_of(5), [64], candidates=4)
+    row, = copying.measure(None, ENCODE, TEXT, copying.pair_of(5), [64], 9, candidates=4)
     assert row == {"distance": 64, "cost": 0.5, "gain": 5.5, "right": 1, "reordered": 5.5,
                    "near_miss": 5.5, "likeliest": 1}
 
@@ -246,6 +247,7 @@ def test_ends_and_candidates_are_what_the_docstring_says():
     strings, others = copying.candidates_of(same, 5)
     assert sorted(strings) == sorted([same, *others])
     assert all(other[4] != same[4] for other in others)
+    assert f"guessing a letter or digit costs {tables.GUESS:.2f}" in copying.__doc__
 
 
 def test_the_log_scale_sharpens_only_queries_that_see_more_than_256_keys():
@@ -295,12 +297,12 @@ def test_the_help_ends_once_the_loss_shows_lookup():
 
 
 def test_passkey_prompts_hide_the_number_at_the_depth():
-    prompts, answers = passkey_prompts(get_tokenizer("bytes"), 1024, 0.5, 3)
+    prompts, answers = passkey_prompts(get_tokenizer("bytes"), 1024, 0.7, 3)
     rng = random.Random(123)
     for prompt, answer in zip(prompts, answers):
         assert answer == f" {rng.randint(1, 50_000)}"
         before, after = prompt.split(NEEDLE.format(answer.strip()))
-        assert before.count(FILLER) == (before + after).count(FILLER) // 2
+        assert before.count(FILLER) == (before + after).count(FILLER) * 7 // 10
         assert prompt.endswith(QUESTION)
 
 
@@ -378,3 +380,4 @@ def test_every_tool_runs_once(tmp_path):
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     found = {path.stem for path in tmp_path.rglob("*.tsv")}
     assert found >= {"perplexity", "passkey", "abcdigits", "copying2", "copying4", "bench"}
+    assert all(len(row["ms"].split()) == 2 for row in read_table(tmp_path / "bench.tsv"))
