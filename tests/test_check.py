@@ -11,7 +11,7 @@ from torch import nn
 
 import multiscreen
 import train
-from lab import check
+from lab import ablations, check
 from lab.transformer import Block, Transformer, distances
 from multiscreen import GatedScreeningTiles, KeyCache, Multiscreen, mipe, mipe_angle
 
@@ -364,11 +364,19 @@ def raw_scores(config, dtype=None):
     return Transformer(config, dtype, RawScores)
 
 
+def last_competes(config, dtype=None):
+    """One layer that screens, then one whose keys compete."""
+    model = Multiscreen(config, dtype)
+    model.layers[-1] = ablations.Softmax(config, dtype)
+    return model
+
+
 # Of the conditions of absolute relevance, those that hold.
 ALL = {"bounded", "no competing keys", "no length", "exact zeros", "all can be 0"}
 CONDITIONS = {"multiscreen": ALL, "lab.ablations.FixedR": ALL, "lab.ablations.Softmax": {"bounded"},
               "lab.transformer.Transformer": {"bounded"},
-              f"{__name__}.raw_scores": {"no competing keys", "no length"}}
+              f"{__name__}.raw_scores": {"no competing keys", "no length"},
+              f"{__name__}.last_competes": {"bounded", "exact zeros", "all can be 0"}}
 
 
 @pytest.mark.parametrize("name", CONDITIONS)

@@ -279,6 +279,7 @@ def test_passkey_documents_are_prompts_with_answers_and_validation_keys_are_apar
             if TASK in text:
                 key = re.search(re.escape(QUESTION) + r" (\d+)<", text)[1]
                 assert NEEDLE.format(key) in text
+            for key in re.findall(r" is (\d+)[.<]", text):
                 assert (int(key) % 7 == 0) == held_out
 
 
