@@ -115,11 +115,14 @@ def test_a_mistake_in_one_exercise_costs_nothing_in_another(solved):
         "trim", "gate", "model", "dq_block"]
 
 
-def test_code_that_hangs_costs_its_own_exercise(solved, monkeypatch):
+def test_code_that_hangs_or_ends_the_server_costs_its_own_exercise(solved, monkeypatch):
     edit(solved / "part1_screening.py", TRIM, "while True: pass")
     with monkeypatch.context() as m:
         m.setattr(grade, "SECONDS", 0.5)
         assert message_of(test_part1, "test_trim") == "this did not finish in 0.5 seconds"
+    server, _ = grade.server()                         # what other code may do to it, too
+    server.kill()
+    server.wait()
     assert message_of(test_part1, "test_softmask") == ""
 
 
