@@ -260,7 +260,6 @@ WRONG = {
     "NaN becomes 0": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r, i0).nan_to_num(0),
     "NaN reaches other queries": lambda f, q, k, v, w, r, i0: (
         f(q, k, v, w, r, i0) + 0 * q.sum((2, 3), keepdim=True)),
-    "1 % too much": lambda f, q, k, v, w, r, i0: 1.01 * f(q, k, v, w, r, i0),
     "wrong for the model's sizes alone": lambda f, q, k, v, w, r, i0: (
         f(q, k, v, w, r, i0) * (2.0 if (q.shape[3], v.shape[3]) == (8, 32) else 1.0)),
     "keys that point away count": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r, i0) + f(
