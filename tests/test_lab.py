@@ -257,6 +257,7 @@ def test_tiles_show_all_weight_of_the_screens_own(checkpoint):
         np.testing.assert_allclose(alpha.data, right, atol=1e-6)
         assert not np.ma.getmaskarray(alpha)[alpha.data != 0].any()        # no weight is gray
     assert found[0]["beyond_w"] == 0
+    assert found[0]["w"] == 2 and maps[0].count() == 40 + 39       # what is not gray
 
     model, _, _ = train.load_checkpoint(checkpoint("--model", f"{__name__}.Alibi"))
     found, maps = tiles.measure(model, tokens)
