@@ -324,6 +324,9 @@ def test_resume_may_change_how_a_run_is_computed_and_keeps_the_tokens_of_a_step(
             "3", "--no-compile", "--kernel", "auto")
     ckpt = train.read_checkpoint("out/ckpt.pt")
     assert (ckpt["step"], ckpt["args"]["batch_tokens"]) == (3, 128)
+    fit(copied / "whole", "--steps", "3", "--log-every", "1")
+    losses = [float(read_table(Path(out, "log.tsv"))[-1]["loss"]) for out in ("out", "whole")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 class Recipe(GatedScreeningTiles):
@@ -378,7 +381,8 @@ def test_a_text_is_read_byte_by_byte_and_ends_with_end_of_text(tmp_path):
 
 @pytest.mark.parametrize("name, content, says", [
     ("a.JSONL", "{}", "a.JSONL"), ("a.txt", b"caf\xe9 " * 9, "a.txt"),
-    ("odd.bin", b"123", "odd.bin"), ("folder/a.dat", "x", "folder"),
+    ("b.txt", b"\xff\xfea\x00b\x00", "UTF-16"), ("odd.bin", b"123", "odd.bin"),
+    ("empty.bin", b"", "empty.bin"), ("folder/a.dat", "x", "folder"),
     ("short.txt", "short", "--data"), ("a.bin", np.full(999, 257, "<u2"), "257")])
 def test_what_is_no_text_is_one_line_that_names_it(tmp_path, monkeypatch, capsys, name, content,
                                                    says):
