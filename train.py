@@ -371,6 +371,7 @@ def edited(ckpt, source):
 MAY_HAVE_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
 
+@cache
 def plain_code(text):
     """Python code without its comments and docstrings: to change these is no edit."""
     try:
