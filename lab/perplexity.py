@@ -40,9 +40,8 @@ def window_means(values, share):
     return means
 
 
-def documents_of(run, data):
-    """The documents, arrays of tokens, of files or folders, or of what the run has held out."""
-    tokenizer, flags = run.tokenizer, run.flags
+def documents_of(tokenizer, flags, data):
+    """The documents, arrays of tokens, of files or folders, or of what a run has held out."""
     if data:
         arrays = [read_file(path, tokenizer) for path in files_of(data)]
     else:
@@ -96,7 +95,7 @@ def main():
     args = p.parse_args()
     run = Measurement(args, "perplexity")
     L = args.length or 32 * run.flags["seq_len"]
-    documents = middles(documents_of(run, args.data), L, args.documents)
+    documents = middles(documents_of(run.tokenizer, run.flags, args.data), L, args.documents)
     held_out = ["held out of", *(run.flags["val"] or run.flags["data"])]
     text = " ".join(args.data or held_out)
     print(f"perplexity (e to the nats per token), mean of {len(documents)} documents; text: {text}")

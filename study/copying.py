@@ -33,7 +33,6 @@ import math
 import random
 import string
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -95,8 +94,7 @@ def spread_texts(tokens, n, size, before=0):
 
 def text_of(data, ckpt, tokenizer):
     """The tokens of --data, else what train.py held out of the run's text."""
-    run = SimpleNamespace(tokenizer=tokenizer, flags=ckpt["args"])
-    return np.concatenate(documents_of(run, data))
+    return np.concatenate(documents_of(tokenizer, ckpt["args"], data))
 
 
 # ---------------------------------------------------------------------------- what it costs

@@ -5,7 +5,6 @@ import math
 import sys
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -460,8 +459,8 @@ def test_softmax_weights_are_finite_where_all_similarities_are_low():
 
 def test_a_document_ends_at_end_of_text_and_its_middle_is_measured(tmp_path):
     np.array([*range(8), 256, *range(9), 256, *range(20)], "<u2").tofile(tmp_path / "a.bin")
-    of_run = SimpleNamespace(tokenizer=train.get_tokenizer("bytes"), flags=None)
-    documents = perplexity.documents_of(of_run, [str(tmp_path / "a.bin")])
+    tokenizer = train.get_tokenizer("bytes")
+    documents = perplexity.documents_of(tokenizer, None, [str(tmp_path / "a.bin")])
     assert [len(tokens) for tokens in documents] == [9, 10, 20]
     found = perplexity.middles(documents, 9, 5)
     assert [x.tolist() for x in found] == [[*range(9), 256], [*range(5, 15)]]
