@@ -42,7 +42,7 @@ HERE = __name__                                        # what MODULE.NAME calls 
 
 # --------------------------------------------------------------------------------- learning
 
-def test_twelve_steps_are_those_of_a_plain_loop_and_are_logged(tmp_path, monkeypatch):
+def test_twelve_steps_are_those_of_a_plain_loop_and_are_logged(tmp_path, monkeypatch, capsys):
     """Bit for bit: two passes a step, warm-up, clipping, decay, the order of the sequences."""
     clock = [0.0]                                      # seconds
 
@@ -93,6 +93,8 @@ def test_twelve_steps_are_those_of_a_plain_loop_and_are_logged(tmp_path, monkeyp
         found = [float(row[name]) for name in ("loss", "lr", "grad_norm", "w_median", "w_max")]
         assert found == wanted[int(row["step"]) - 1]
         assert row["ms"] == "60000"                    # evaluations do not count
+    minutes = re.findall(r"min_left (\S+)", capsys.readouterr().out)
+    assert minutes == ["11", "7", "4", "2", "0"]
 
 
 def eager(f):
