@@ -5,7 +5,7 @@
 
 This measures whether a model can look up a number that it read once, anywhere in a long context. A
 prompt is a shuffled list of lines LETTER=NUMBER, in which each letter always has the same number.
-A few letters fill most of the lines; the needle is a letter that appears only once. The prompt
+A few letters fill most of the lines; the needle is a letter that has only one line. The prompt
 ends with the needle's letter and "=", and the model has to complete the number. The prompts are bit
 for bit those of the paper's author, Ken M. Nakanishi (https://github.com/ken-nakanishi/abcdigits);
 the code is ours.
@@ -36,10 +36,10 @@ class Documents:
     """Endless documents of T + 1 tokens, lines LETTER=NUMBER, from which a model learns lookup.
 
     Letters are drawn with weights b^0 .. b^25, in a new order for each document. At first b is 2,
-    so a few letters fill a document. Half of the documents are easier: each letter has a number of
-    its own, the same in every document, and 90 % of a document's numbers (in half of these
-    documents, 90 % of the digits) are the letters' own. To predict these, a model must carry the
-    letter to each digit of its number, as lookup needs, too. After LEARNED documents the easier
+    so a few letters fill a document. Half of the documents are easier: a letter has a number of its
+    own, the same in every document, which stands there with a probability of 0.9 (in half of these
+    documents, each digit of it does). To predict these, a model must carry the letter to each digit
+    of its number, as lookup needs, too. After LEARNED documents the easier
     ones fade out, and b falls to 1.1, so that a document asks for letters seen just once.
 
     Document n depends on n and the seed alone, so a resumed run sees the same ones.
@@ -59,7 +59,7 @@ class Documents:
         return 2**30
 
     def learned(self, n):
-        """How many documents n is past the one at which, by our estimate, lookup is learned."""
+        """n less the number of documents after which, by our estimate, lookup is learned."""
         return n - self.LEARNED
 
     def digits_of(self, numbers):
@@ -96,12 +96,12 @@ class Documents:
 # ------------------------------------------------------------------------------------ prompts
 
 def generate_by_token_count(n_tokens, depth, count_tokens, n_digits=6, n_trials=1000):
-    """n_trials prompts of n_tokens or a few more, each with its answer at the end.
+    """n_trials prompts of about n_tokens, each with its answer at the end.
 
     One random.Random(123) serves all trials. A trial draws 26 different numbers and gives the
     letters the weights 0, 2^0, .., 2^24 in random order; the letter with 0 is the needle. The
     context has one line for each of the 25 others and further lines, of letters drawn by weight,
-    until the prompt has n_tokens by count_tokens(line); it is shuffled. Then the needle's line goes
+    until there are n_tokens by count_tokens(line); all are shuffled. Then the needle's line goes
     in after a fraction `depth` of the context, and again at the end, where its last n_digits
     characters are the answer.
     """
@@ -161,7 +161,7 @@ def exact_matches(model, tokenizer, prompts, answers, tokens_at_once=2**15):
 
 
 def prompts_of(tokenizer, length, depth, trials, digits):
-    """(prompts, answers) of `length` tokens or a few more."""
+    """(prompts, answers), of about `length` tokens with the answer."""
     def count_tokens(text):
         return len(tokenizer.encode_ordinary(text))
 

@@ -21,8 +21,8 @@ m, alpha_d        softmask; distance-aware relevance alpha m                 sof
 h, u, g_hat       screened sum of values; the same, bounded; the gate        screen, tanh_norm, gate
 
 Axes: B batch, T queries i, S keys j, H tiles of a layer, E d_E, K d_K, V d_V, N vocabulary.
-Relevances are float32. MiPE's angles are computed in float64 and returned in float32. A float is
-cast by a written `.to` or `double` alone.
+Relevances and MiPE's angles are float32, or float64 if the parameters are; angles are computed in
+float64. Without autocast, the type of a float changes only by a written `.to` or `double`.
 """
 import math
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass
 class Config:
-    """Sizes: N_L layers of N_H tiles, both psi unless given; d_E is psi^2. No maximum length."""
+    """Sizes: N_L layers of N_H tiles, width d_E: psi, psi, psi^2 unless given. Any length."""
     psi: int = 8
     vocab_size: int = 50257
     N_L: int = None
@@ -51,7 +51,7 @@ class Config:
         self.N_H = self.psi if self.N_H is None else self.N_H
         self.d_E = self.psi**2 if self.d_E is None else self.d_E
         for name, value in vars(self).items():
-            # d_K > 1: MiPE rotates two dimensions. w_th > 1: windows begin above 1.
+            # d_K > 1: MiPE rotates two dimensions. w_th > 1: all windows are above 1.
             lowest = {"d_K": 1, "w_th": 1}.get(name, 0)
             if not lowest < value < math.inf:
                 raise ValueError(f"{name} is {value}; expected a finite number above {lowest}")
@@ -204,7 +204,7 @@ class GatedScreeningTiles(nn.Module):
     A variant is a subclass that overrides `initialize`, `encode`, `r`, `bound`, `gate` or
     `screening`. Relevance maps need a `screening` that calls the `screen` it is given. Tools show
     s_w, s_r and s_O for each tile, so a variant has them, too, of shape (N_H,).
-    dtype: the dtype of the matrix products; None means that of the parameters.
+    dtype: that of products with weights; None means that of the parameters.
     """
 
     def __init__(self, config, dtype=None):
@@ -291,8 +291,8 @@ class GatedScreeningTiles(nn.Module):
 class Multiscreen(nn.Module):
     """The language model of the paper: tokens (B, T) -> logits (B, T, N).
 
-    tiles: the class of a layer. dtype: the dtype of the matrix products, such as torch.bfloat16;
-    None means that of the parameters.
+    tiles: the class of a layer. dtype: that of products with weights, such as torch.bfloat16; None
+    means that of the parameters.
     """
     logits_at_once = 2**25                             # logits that `loss` computes at a time
     tokens_at_once = 2**9                              # prompt tokens that `stream` reads at a time
@@ -341,7 +341,7 @@ class Multiscreen(nn.Module):
         return self.s_F.exp() * unit(self.W_E)
 
     def logits(self, x, head=None):
-        """Eq. (3): z = x (e^s_F W_E_bar)^T. (..., E) -> (..., N). head: of `head`, if at hand."""
+        """Eq. (3): z = x (e^s_F W_E_bar)^T. (..., E) -> (..., N). head: that of `head`."""
         head = self.head() if head is None else head
         return product("...e,ne->...n", x, head, self.dtype)
 

@@ -4,7 +4,7 @@ The yardstick of the equations is the paper itself, written once more below in p
 tokens, in float64, without a line of multiscreen.py (the functions paper_...). If you trust those
 90 lines, you need not trust multiscreen.py. Hypothesis draws new inputs in each run, such that
 queries often find keys; a failure prints how to draw the same inputs again. If you changed an
-equation on purpose, its tests must fail: your change acts.
+equation on purpose, its tests must fail, which shows that your change acts.
 
 claim, and below it the test                                      compared with
 ----------------------------------------------------------------  ----------------------------------
@@ -36,12 +36,12 @@ The model, Eqs. 1 to 18
  9) has the paper's sizes and initial values                      the paper's tables
      test_parameter_counts_are_the_papers
      test_initial_values_are_the_papers
-10) sees no later token and no other sequence                     itself, bit for bit
+10) sees no later token                                           itself, bit for bit
      test_the_model_is_causal_bitwise
 11) multiplies in 16 bits, and keeps the rest in float32          itself, with rounded weights
      test_products_run_in_16_bits_and_geometry_in_float32
      test_relevances_are_float32_under_autocast
-12) is trained on the cross-entropy of its logits                 torch's cross-entropy
+12) is trained on its logits' cross-entropy, each sequence alone  torch's cross-entropy
      test_loss_is_the_cross_entropy_of_the_logits_in_chunks_too
 
 The trained model
@@ -53,7 +53,7 @@ The trained model
      test_generate_takes_the_token_with_the_largest_logit
 16) expands the windows beyond the training length, no others     windows written in the test
      test_expand_windows_frees_the_windows_beyond_the_training_length
-17) shows in its maps the weights that its screen uses            the paper; relevance
+17) shows in its maps the weights that its screen uses            relevance; another screen
      test_relevance_maps_are_the_weights_of_the_models_own_screen
 
 The fused kernel, screening_triton.py (native on a GPU, else in Triton's interpreter)
@@ -212,14 +212,14 @@ def draws(n, **options):
 
 
 def random(seed):
-    """A generator of random numbers of its own."""
+    """A generator of random numbers, apart from PyTorch's own."""
     return torch.Generator().manual_seed(seed)
 
 
 def correlated(seed, B, H, T, S, K=16, V=64, dtype=torch.float64, rho=0.8):
     """Unit q and k around one direction per tile, so that many pass Trim; random unit v.
 
-    Independent unit vectors in 16 dimensions almost never pass Trim: a test would compare zeros.
+    Independent unit vectors in 16 dimensions seldom pass Trim: a test would compare zeros.
     """
     g = random(seed)
 
@@ -799,7 +799,7 @@ def alibi(q, k, v, w, r, i0=0):
 
 
 class WithAlibi(GatedScreeningTiles):
-    """A layer that passes a screen of its own on, whichever screen the model has."""
+    """A layer that passes on a screen of its own, whichever screen the model has."""
 
     def screening(self, x, screen, cache=None):
         return super().screening(x, alibi, cache)
@@ -829,7 +829,7 @@ def test_a_cache_gets_the_windows_only_for_a_screen_that_stays_within_them(tiles
 
 @torch.no_grad()
 def talkative():
-    """A model whose tokens depend on the text: others only repeat the last token."""
+    """A model that generates by the whole text. As made, `small` repeats the last token."""
     model = small(2, moved=True).double()
     model.W_E.add_(0.2 * torch.randn(model.W_E.shape, generator=random(0)))
     model.s_E.fill_(-2.0)
@@ -972,8 +972,8 @@ def assert_as_good_as_torch(q, k, v, w, r, i0, dh, blocks=(32, 32)):
     fast = through_kernel(q, k, v, w, r, i0, dh, blocks)
 
     # A sum may be far smaller than its terms, so add what each term may be off by. The kernel
-    # rounds each relevance, and each dL/ds, to v's dtype before it multiplies them. And s is off
-    # by its last bits: 1/r multiplies this error in a relevance, and 1/r^2 in dL/ds.
+    # rounds each relevance, and each dL/ds, at most to v's dtype before it multiplies them. And s
+    # is off by its last bits: 1/r multiplies this error in a relevance, and 1/r^2 in dL/ds.
     w64.requires_grad_()
     r64.requires_grad_()
     s = (q64 @ k64.mT).requires_grad_()
@@ -1108,7 +1108,7 @@ def test_kernel_causality_and_window_edge_are_bitwise(seed, T, j, w, blocks, dty
     assert torch.equal(dq[:, :, unseen], dq2[:, :, unseen])
     assert not torch.equal(h[:, :, j], h2[:, :, j])
 
-    # A value at j alone: no other could hide a tiny relevance.
+    # All values but j's are 0, so none hides a tiny relevance of key j.
     v2[:, :, [n for n in range(T) if n != j]] = 0
     h2, dq2, _, _, _, _ = through_kernel(q, k, v2, w, r, 0, dh, blocks)
     assert not h2[:, :, unseen].any()
@@ -1142,7 +1142,7 @@ def test_kernel_never_visits_what_lies_outside_the_windows(w, end):
         assert x[:, :, end - 16:end].isfinite().all()
         assert x[:, :, :16].isnan().any()
 
-    # Queries 16 to end - 1 see keys 16 to 31.
+    # Only queries 16 to end - 1 see keys 16 to 31.
     q2, dh2 = q.clone(), dh.clone()
     for x in (q2, dh2):
         x[:, :, :16] = math.nan
@@ -1159,7 +1159,7 @@ def test_kernel_keeps_the_gradient_of_the_window_through_mipe():
 
     At T = 2048 MiPE's part of it is a small difference of large sums. The relative error depends
     on the parts into which the backward kernels split q and k:
-        two in float16, as shipped     < 2.5e-3 (on an Ampere 1e-2: there s is rounded in two ways)
+        two in float16, as shipped     < 2.5e-3 (on an Ampere 1e-2: the kernels round s differently)
         two parts in bfloat16          1e-2
         one part                       1
     """

@@ -4,7 +4,7 @@
     python train.py --data books/ --tokenizer gpt2   texts, folders of them, .bin files of tokens
     python train.py --resume --steps 1240            continue the run in out/, to step 1240
     python train.py --model mine.Tiles               a class of layers in your mine.py
-    torchrun --nproc_per_node 8 train.py ...         on 8 GPUs, each with its own --batch-size
+    torchrun --nproc_per_node 8 train.py ...         on 8 GPUs, --batch-size sequences on each
 
 The recipe is the paper's: AdamW with betas (0.9, 0.95), no weight decay, no clipping, and a linear
 warm-up to a constant rate of 2^-4. Documents are joined by end-of-text and cut into contiguous
@@ -13,17 +13,17 @@ sequences, which are drawn at random without replacement. The default sizes suit
 checkpoints and flags.
 
 In a printed line losses are in nats per token, grad_norm is from before clipping, ms are per step,
-windows w are in tokens, and min_left is how many minutes the rest will take.
+windows w are in tokens, and min_left is how many minutes the remaining steps will take.
 
 Ctrl-C saves a checkpoint; add --resume to continue, bit for bit on a CPU. The run's folder, OUT,
 contains ckpt.pt, which is all you need to continue, and log.tsv, a row for each line of numbers.
 
-For MODULE.NAME you write MODULE.py, beside train.py or in the current folder:
+For MODULE and MODULE.NAME you write MODULE.py, beside train.py or in the current folder:
 
     --model       a subclass of GatedScreeningTiles, or f(config, dtype) -> a model with the methods
                   of Multiscreen. Class or f may have a `recipe`, defaults of flags: {"lr": 1e-3}
     --data        f(args, tokenizer, part) -> documents, for part "train" or "val", with the methods
-                  of `Text`; `abcdigits` stands for abcdigits.Documents
+                  and the `state` of `Text`; `abcdigits` stands for abcdigits.Documents
     --tokenizer   an object with name, n_vocab, eot_token, encode_ordinary, decode, as tiktoken's
     --kernel      a module with a function `screen`, which is tried before it is used
 """
@@ -391,10 +391,10 @@ def refuse(reason):
 
 
 def source_of(model, name):
-    """{module: text} of multiscreen.py, of the module of --model, and of all classes and bases."""
+    """{module: text} of multiscreen.py, --model's module, and its layers' classes and bases."""
     classes = {base for part in (model, *model.layers) for base in type(part).__mro__}
     names = {"multiscreen", *(base.__module__ for base in classes)} - {"builtins"}
-    if "." in name:                                    # a function is no base
+    if "." in name:                                    # it may name a function, not a class
         names.add(name.rpartition(".")[0])
     modules = {name: sys.modules[name] for name in sorted(names) if not name.startswith("torch.")}
     return {name: text_of(module) for name, module in modules.items()
@@ -476,9 +476,9 @@ def choose_screen(model, kernel="auto"):
     """Let a model screen by a twin of multiscreen.screen, in place, if one can be used.
 
     Returns a line that says which screen runs. kernel: a module with a function `screen`, or
-    `auto`. A twin repeats equations of multiscreen, so it is used only if nobody has edited these,
-    which lets your edit act, and if its numbers are those of the definition. Else `auto` falls back
-    on the definition.
+    `auto`. A twin repeats equations of multiscreen. So it is used only if its numbers are those of
+    the definition and, if it has a hash of these EQUATIONS, while nobody has edited them: your edit
+    acts. Else `auto` falls back on the definition.
     """
     if not hasattr(model.layers[0], "s_w") or model.screen is not Multiscreen.screen:
         return "this model does not screen by multiscreen.screen"
@@ -545,10 +545,10 @@ def try_screen(screen, model):
 
 
 def compile_model(model):
-    """torch.compile the layers, which share one graph, the head and `nats`, in place.
+    """torch.compile the head, `nats` and the layers (which share one graph), in place.
 
-    Not the embedding: compiled, its gradient varies between runs. The option keeps angles in
-    float64 from being computed again for each number that they rotate.
+    Not the embedding: compiled, its gradient varies between runs. Without the option an angle, in
+    float64, would be computed again for each number that it rotates.
     """
     options = {"options": {"realize_opcount_threshold": 12}}
     for layer in model.layers:
@@ -793,7 +793,7 @@ def get_args(argv=None, ckpt=None):
     if args.val:
         args.val = [os.path.abspath(name) for name in args.val]
 
-    # What is kept may be typed again, but not anew, except for what is FREE.
+    # A kept flag may be typed again, but with another value only if it is FREE.
     for action in p._actions:
         flag, name = action.option_strings[0], action.dest
         if name in kept and name not in FREE and vars(args)[name] != kept[name]:
