@@ -476,9 +476,9 @@ def choose_screen(model, kernel="auto"):
     """Let a model screen by a twin of multiscreen.screen, in place, if one can be used.
 
     Returns a line that says which screen runs. kernel: a module with a function `screen`, or
-    `auto`. A twin repeats equations of multiscreen. So it is used only if its numbers are those of
-    the definition and, if it has a hash of these EQUATIONS, while nobody has edited them: your edit
-    acts. Else `auto` falls back on the definition.
+    `auto`. A twin repeats equations of multiscreen, and your edit of one must act. So a twin is
+    used only if its numbers are those of the definition and its EQUATIONS, if it has any, are still
+    the hash of these equations. Else `auto` falls back on the definition.
     """
     if not hasattr(model.layers[0], "s_w") or model.screen is not Multiscreen.screen:
         return "this model does not screen by multiscreen.screen"
@@ -514,16 +514,16 @@ def hash_of_equations():
 def try_screen(screen, model):
     """Raise ValueError unless a screen has the values and the gradients of the definition.
 
-    One case: two sequences of 32 queries after 3,000 cached keys; windows from 1.5 to infinite, so
-    that each loop of a kernel runs.
+    One case: two sequences of 64 queries, a whole block, after 3,000 cached keys; windows from 1.5
+    to infinite, so that each loop of a kernel runs.
     """
     device, c = model.W_E.device, model.config
     dtype, limit = (torch.float32, 1e-3) if model.dtype is None else (model.dtype, 2e-2)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 5, n, D, generator=generator)
-               for n, D in ((32, c.d_K), (3032, c.d_K), (3032, c.d_V)))
+               for n, D in ((64, c.d_K), (3064, c.d_K), (3064, c.d_V)))
     # A third of the keys point away: Trim keeps some and rejects others.
-    q, k = q + 1, k + torch.where(torch.arange(3032) % 3 == 0, -1, 1)[:, None]
+    q, k = q + 1, k + torch.where(torch.arange(3064) % 3 == 0, -1, 1)[:, None]
     w, r = torch.tensor([1.5, 17, 250, 2000, math.inf]), torch.tensor([0.5, 0.9, 0.7, 0.5, 0.3])
     inputs = [unit(q), unit(k), unit(v).to(dtype), w, r]
     found = []
