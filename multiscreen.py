@@ -36,7 +36,7 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass
 class Config:
-    """Sizes: N_L layers of N_H tiles, width d_E: psi, psi, psi^2 unless given. Any length."""
+    """Sizes: N_L layers of N_H tiles, width d_E: psi, psi, psi^2 unless given. No longest text."""
     psi: int = 8
     vocab_size: int = 50257
     N_L: int = None
@@ -203,7 +203,7 @@ class GatedScreeningTiles(nn.Module):
     Read `forward` first: x -> `screening` (`project`, `encode`, `screen`, `bound`) times `gate`.
     A variant is a subclass that overrides `initialize`, `encode`, `r`, `bound`, `gate` or
     `screening`. Relevance maps need a `screening` that calls the `screen` it is given. Tools show
-    s_w, s_r and s_O for each tile, so a variant has them, too, of shape (N_H,).
+    s_w, s_r and s_O for each tile, so a variant must keep them, of shape (N_H,).
     dtype: that of products with weights; None means that of the parameters.
     """
 

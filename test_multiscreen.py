@@ -726,7 +726,7 @@ def test_products_run_in_16_bits_and_geometry_in_float32(dtype, monkeypatch):
     assert logits.dtype == torch.float32
     assert 0 < (logits - exact).norm() / exact.norm() < 0.1
 
-    # A product in 16 bits rounds both its factors: rounding one before changes no bit.
+    # A product in 16 bits rounds both its factors: rounding one beforehand changes no bit.
     x = torch.randn(3, 24, generator=random(0))
     assert torch.equal(model.logits(x), model.logits(x.to(dtype).float()))
     for layer in model.layers:
@@ -825,7 +825,7 @@ def test_a_cache_gets_the_windows_only_for_a_screen_that_stays_within_them(tiles
 
 @torch.no_grad()
 def talkative():
-    """A model that generates by the whole text. As made, `small` repeats the last token."""
+    """A model whose next token depends on the whole text: `small` repeats the last token."""
     model = small(2, moved=True).double()
     model.W_E.add_(0.2 * torch.randn(model.W_E.shape, generator=random(0)))
     model.s_E.fill_(-2.0)
@@ -1122,7 +1122,7 @@ def test_kernel_causality_and_window_edge_are_bitwise(seed, T, j, w, blocks, dty
 def test_kernel_never_visits_what_lies_outside_the_windows(w, end):
     """One visit to a block outside the window would turn a program's sums into NaN.
 
-    If w is 33 or 32.5, the middle one of three blocks needs no masks.
+    If w is 33 or 32.5, a program visits three blocks, the middle one without masks.
     """
     q, k, v, dh = draw_inputs(5, 1, 80, 80, (FP32, FP32))
     w, r = torch.tensor(w), torch.tensor([0.5, 0.9])
