@@ -201,7 +201,7 @@ class GatedScreeningTiles(nn.Module):
     """One layer: N_H gated screening tiles side by side.
 
     Read `forward` first: x -> `screening` (`project`, `encode`, `screen`, `bound`) times `gate`.
-    A variant is a subclass that overrides `initialize`, `encode`, `r`, `bound`, `gate` or
+    A variant is a subclass that overrides `initialize`, `encode`, `w`, `r`, `bound`, `gate` or
     `screening`. Relevance maps need a `screening` that calls the `screen` it is given. Tools show
     s_w, s_r and s_O for each tile, so a variant must keep them, of shape (N_H,).
     dtype: that of products with weights; None means that of the parameters.

@@ -297,7 +297,7 @@ NEEDED_TO_RESUME = (*NEEDED, "step", "finished", "log", "text", "optimizer", "da
 
 
 def save_checkpoint(path, model, args, **more):
-    """Write a checkpoint, unless a weight is NaN.
+    """Write a checkpoint. If a weight is NaN, end the program instead.
 
     From a training loop of your own: save_checkpoint("mine.pt", model, get_args([...])), with the
     flags that say how it was made: --model and its sizes, --seq-len, --tokenizer, --data. more:
