@@ -33,14 +33,15 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # ------------------------------------------------------------------------------ to learn from
 
 class Documents:
-    """Endless documents of T + 1 tokens, lines LETTER=NUMBER, from which a model learns lookup.
+    """An endless supply of documents, T + 1 tokens of lines LETTER=NUMBER, that teach lookup.
 
-    Letters are drawn with weights b^0 .. b^25, in a new order for each document. At first b is 2,
-    so a few letters fill a document. Half of the documents are easier: a letter has a number of its
-    own, the same in all of them, which replaces the drawn one with a probability of 0.9 (in half of
-    these documents digit by digit). To predict these, a model must carry the letter to each digit
-    of its number, as lookup needs, too. After LEARNED documents the easier ones fade out, and b
-    falls to 1.1, so that a document asks for letters seen just once.
+    Each document draws a number for each letter, and letters for its lines, with weights b^0 ..
+    b^25 in a new order. At first b is 2, so a few letters fill a document. Half of the documents
+    are easier: there a letter also has a number of its own, the same in all easier documents, which
+    replaces the drawn one with a probability of 0.9 (in half of these documents digit by digit). To
+    predict these, a model must carry the letter to each digit of its number, as lookup needs, too.
+    After LEARNED documents the easier ones fade out, and b falls to 1.1, so that a document asks
+    for letters seen just once.
 
     Document n depends on n and the seed alone, so a resumed run sees the same ones.
     """

@@ -36,7 +36,7 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass
 class Config:
-    """Sizes: N_L layers of N_H tiles, width d_E: psi, psi, psi^2 unless given. No longest text."""
+    """Sizes: N_L layers of N_H tiles, width d_E: psi, psi, psi^2 unless given. Any text length."""
     psi: int = 8
     vocab_size: int = 50257
     N_L: int = None
@@ -51,7 +51,7 @@ class Config:
         self.N_H = self.psi if self.N_H is None else self.N_H
         self.d_E = self.psi**2 if self.d_E is None else self.d_E
         for name, value in vars(self).items():
-            # d_K > 1: MiPE rotates two dimensions. w_th > 1: all windows are above 1.
+            # d_K > 1: MiPE rotates two dimensions. w_th > 1: no window is below 1.
             lowest = {"d_K": 1, "w_th": 1}.get(name, 0)
             if not lowest < value < math.inf:
                 raise ValueError(f"{name} is {value}; expected a finite number above {lowest}")
@@ -74,7 +74,7 @@ def acceptance(s_r):
 
     The floor is ours; below it s_r gets no gradient. In float32 a similarity is off by up to 5e-7,
     and a relevance by up to 2/r times as much, which is 0.001 at the floor. Instead of 1/r, version
-    1 of the paper and most other code use exp(s_r) + 1 = 1/sigmoid(-s_r): s_r has the other sign.
+    1 of the paper and most other code use exp(s_r) + 1 = 1/sigmoid(-s_r): their s_r is our -s_r.
     """
     return torch.sigmoid(s_r).clamp_min(1e-3)
 

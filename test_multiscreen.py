@@ -47,7 +47,7 @@ The model, Eqs. 1 to 18
 The trained model
 13) gives the same in pieces with a cache                         one pass over the whole text
      test_cached_chunks_equal_one_pass
-14) lets a cache forget only what its screen never looks at       a cache that forgets
+14) lets a cache forget only what its screen never looks at       one pass over the whole text
      test_a_cache_gets_the_windows_only_for_a_screen_that_stays_within_them
 15) generates the tokens with the largest logits                  a forward pass for each token
      test_generate_takes_the_token_with_the_largest_logit
@@ -408,15 +408,14 @@ def test_softmask_by_hand(d, w, m):
 def test_softmask_is_exactly_zero_outside_the_window_and_positive_inside(d, w, dtype):
     w = torch.tensor(w, dtype=dtype)
     m = ms.softmask(torch.tensor(d), w)
-    rounding = math.sqrt(torch.finfo(dtype).eps) * w                       # of a cosine near -1
+    rounding = math.sqrt(torch.finfo(dtype).eps) * w   # so near to w, a cosine may round to -1
     assert m <= 1
     if d > 0 or d <= -w:
         assert m == 0
     elif w == INF:
         assert m == 1
     else:
-        assert m >= 0
-        assert m > 0 or d + w < rounding
+        assert m > 0 or (m == 0 and d + w < rounding)
 
 
 def test_relevance_by_hand():
@@ -757,6 +756,7 @@ def test_relevances_are_float32_under_autocast(products):
         found = model(tokens)
     assert found.dtype == torch.float32
     assert (found - wanted).norm() < 0.1 * wanted.norm()
+    assert not torch.equal(found, small(1, moved=True)(tokens))
 
 
 # ------------------------------------------------------------------------------ the trained model
@@ -1069,13 +1069,13 @@ def test_kernel_with_shared_keys_is_as_good_as_torch(seed, B, T, S, before, keys
 
 
 @needs_kernel
-@pytest.mark.parametrize("s", range(1, 1024, 93))
-def test_kernel_drops_a_key_exactly_on_the_threshold(s):
-    """1/r is rounded up or down: at no s may a key on the threshold pass because of this."""
+@pytest.mark.parametrize("n", range(1, 1024, 93))
+def test_kernel_drops_a_key_exactly_on_the_threshold(n):
+    """1/r is rounded up or down: at no r = n/1024 may a key on the threshold pass for this."""
     def screen(*inputs):
         return fused.screen(*(x.to(DEVICE) for x in inputs))
 
-    assert_a_key_on_the_threshold_contributes_nothing(screen, 1 - s / 1024, 30)
+    assert_a_key_on_the_threshold_contributes_nothing(screen, 1 - n / 1024, 30)
 
 
 @needs_kernel
@@ -1084,7 +1084,7 @@ def test_kernel_drops_a_key_exactly_on_the_threshold(s):
        dtypes=st.sampled_from([(FP32, FP32), (FP32, BF16)]))
 @example(seed=0, T=40, j=20, w=16.0, blocks=(16, 16), dtypes=(FP32, FP32))
 def test_kernel_causality_and_window_edge_are_bitwise(seed, T, j, w, blocks, dtypes):
-    """Key j reaches only queries j to j + w - 1; a query's gradient reaches only keys it sees.
+    """Key j reaches only queries j to j + ceil(w) - 1, and a query's gradient only keys it sees.
 
     All other bits stay the same.
     """
@@ -1154,7 +1154,7 @@ def test_kernel_keeps_the_gradient_of_the_window_through_mipe():
 
     At T = 2048 MiPE's part of it is a small difference of large sums. The relative error depends
     on the parts into which the backward kernels split q and k:
-        two in float16, as shipped     < 2.5e-3 (on an Ampere 1e-2: the kernels round s differently)
+        two in float16, as shipped     < 2.5e-3 (on an Ampere 1e-2, as the two round s differently)
         two parts in bfloat16          1e-2
         one part                       1
     """

@@ -18,7 +18,7 @@ windows w are in tokens, and min_left is how many minutes the remaining steps wi
 Ctrl-C saves a checkpoint; add --resume to continue, bit for bit on a CPU. The run's folder, OUT,
 contains ckpt.pt, which is all you need to continue, and log.tsv, a row for each line of numbers.
 
-For MODULE and MODULE.NAME you write MODULE.py, beside train.py or in the current folder:
+Where a flag takes MODULE or MODULE.NAME, write MODULE.py beside train.py or in this folder:
 
     --model       a subclass of GatedScreeningTiles, or f(config, dtype) -> a model with the methods
                   of Multiscreen. Class or f may have a `recipe`, defaults of flags: {"lr": 1e-3}
