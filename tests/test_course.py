@@ -139,7 +139,8 @@ def test_code_that_hangs_or_ends_the_server_costs_its_own_exercise(solved, monke
     ("return (1 - (1 - s) / float(r)).relu().square()", "dL/dr of trim is 0 everywhere"),
     ("return (1 - (1 - s) / r).relu().square().double()", "is torch.float64; it should be"),
     ("return (1 - (1 - s) / r).relu().square() / 4", "All are 0.25 times what they should be"),
-    ("return 2 + (1 - (1 - s) / r).relu().square()", "All are 2 too large")])
+    ("return 2 + (1 - (1 - s) / r).relu().square()", "All are 2 too large"),
+    ("return 0 * s * r", "All are 0")])
 def test_what_is_no_known_mistake_is_described(solved, body, message):
     edit(solved / "part1_screening.py", TRIM, body)
     assert message in message_of(test_part1, "test_trim")

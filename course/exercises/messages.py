@@ -155,10 +155,12 @@ def about_numbers(x, y):
     """What all numbers have to do with the right ones, in words that end a line."""
     if not x.isfinite().all() or not y.isfinite().all() or not x.numel():
         return ""
-    if not off(-x, y, 1e-5, math.inf).any() and y.any():
+    if not off(-x, y, 1e-5, math.inf).any():
         return ". Only the sign is wrong"
     if x.numel() == 1:                                 # one number has a factor in any case
         return ""
+    if not x.any():
+        return ". All are 0"
     factor = ((x * y).sum() / y.square().sum()).item()
     # The nearer it is to 1, the closer it has to fit: 0.999 for the largest is not for all.
     if f"{factor:.4g}" not in ("1", "0") and not off(
