@@ -276,6 +276,7 @@ MISTAKES = {
         (V, V.replace("W_V", "W_G"), "W_G is for the gate: values take W_V"),
         (H, "h = screen(k, q, v, w, r, i0)", "queries and keys are swapped: screen(q, k, v, ..)"),
         (H, "h = screen(q, k, v, r, w, i0)", "w and r are swapped: screen(q, k, v, w, r, i0)"),
+        (H, "h = screen(q, k, v, self.s_w, self.s_r, i0)", "screen takes w and r, not s_w and s_r"),
         (W, "w = self.s_w", R, "r = self.s_r", "s_w and s_r are not yet w and r: apply `window` "
          "and `acceptance`"),
         (W, "w = self.s_w", "s_w is not yet w: apply `window`"),
@@ -333,6 +334,9 @@ MISTAKES = {
          "N_H: Eq. 2 adds the tiles as they are"),
         ("self.s_O.exp()", "self.s_O.exp().mean()[None]", "each tile has a scale of its own, "
          "e^s_O"),
+        (SUM, "return (x[:, None] + updates).sum(1)", "x is added once, not once for each tile"),
+        (SUM, "return x + y.reshape(*x.shape[:2], -1) @ W_O.flatten(0, 1)", "tiles and positions "
+         "are mixed up: y is (B, H, T, V), so transpose(1, 2) before the tiles are flattened"),
         (Y, "y = u", "the gate is ignored: u times g_hat"),
         (Y, "y = u + g_hat", "u is multiplied by the gate, not added to it"),
         (Y, "y = u * (1 + g_hat)", "u is multiplied by g_hat itself, not by 1 + g_hat"),

@@ -246,8 +246,9 @@ def test_similarity_kernel():
     for T, S, BI, BJ in ((45, 21, 32, 16), (20, 50, 32, 16), (50, 33, 16, 32)):
         q, k, *_ = inputs(T, S, INF)
         cases.append(case(q, k, BI, BJ, hint=f"{T} queries, {S} keys, BI = {BI}, BJ = {BJ}: row t "
-                          "of Q starts at Q + t * K, and row t of OUT at OUT + t * S. Load rows < "
-                          "T and rows < S, and store rows < T and columns < S only"))
+                          "of Q starts at Q + t * K, row j of K_ at K_ + j * K, and row t of OUT "
+                          "at OUT + t * S. Load rows < T and rows < S, and store rows < T and "
+                          "columns < S only"))
     check("similarity_kernel", *cases)
 
 
@@ -277,7 +278,9 @@ def near_cases(*more):
     for T, S, i0, w, BI, BJ in CASES:
         q, k, v, w_, r = inputs(T, S, w)
         dh = [torch.randn(T, v.shape[1], generator=random(1))] * len(more)
-        cases.append(case(q, k, v, w_, r, *dh, i0, BI, BJ, hint=named(T, S, i0, w, BI, BJ)))
+        cases.append(case(q, k, v, w_, r, *dh, i0, BI, BJ, hint=(
+            f"{named(T, S, i0, w, BI, BJ)}: a program's queries have the rows t0 .., also in OUT, "
+            "and keys and values the rows j0 .. of each turn of the loop; i0 is for d alone")))
     q, k, v, w_, r = inputs(20, 160, 20.0)
     for x in (k, v):
         x[:80] = x[128:] = torch.nan
