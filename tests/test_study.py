@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from multiscreen import Config, Multiscreen
-from study import copying, curriculum, figures, headline, reason, runs, tables
+from study import copying, curriculum, figures, headline, runs, tables
 from study.passkey import FILLER, NEEDLE, QUESTION, TASK, passkey_prompts
 from tests.helpers import ROOT, read_table
 from train import get_args, get_tokenizer, named
@@ -95,11 +95,11 @@ def test_the_plan_decides_by_gain_and_cost():
     def test(mean, p, high):
         return {"mean": mean, "p": p, "high": high}
 
-    assert reason.verdict(test(0.8, 0.01, 2), test(0.7, 0.04, 2)) == "the mechanism is a reason"
-    assert reason.verdict(test(0.8, 0.01, 2), test(0.8, 0.06, 2)) == "not decided"
-    assert reason.verdict(test(0.8, 0.01, 2), test(0.6, 0.01, 2)) == "not decided"
-    assert reason.verdict(test(0.1, 0.5, 0.6), test(0.6, 0.01, 0.69)) == "it is not the reason"
-    assert reason.verdict(test(0.1, 0.5, 0.6), test(0.1, 0.5, 0.9)) == "not decided"
+    assert tables.verdict(test(0.8, 0.01, 2), test(0.7, 0.04, 2)) == "the mechanism is a reason"
+    assert tables.verdict(test(0.8, 0.01, 2), test(0.8, 0.06, 2)) == "not decided"
+    assert tables.verdict(test(0.8, 0.01, 2), test(0.6, 0.01, 2)) == "not decided"
+    assert tables.verdict(test(0.1, 0.5, 0.6), test(0.6, 0.01, 0.69)) == "it is not the reason"
+    assert tables.verdict(test(0.1, 0.5, 0.6), test(0.1, 0.5, 0.9)) == "not decided"
 
 
 def test_the_rows_of_the_planned_experiment_give_its_statistic(tmp_path, monkeypatch):
@@ -114,12 +114,14 @@ def test_the_rows_of_the_planned_experiment_give_its_statistic(tmp_path, monkeyp
                    "distance": distance, "gain": 1 + pair + more, "cost": 5 + pair - more,
                    "right": 0.5} for pair in (0, 1)]
     pd.DataFrame(found).to_csv(tmp_path / "reason.tsv", sep="\t", index=False)
+    pd.DataFrame(found).query("model == 'softmax'").to_csv(
+        tmp_path / "reason_choose.tsv", sep="\t", index=False)
     monkeypatch.setattr(tables, "ROWS", tmp_path)
-    *_, (_, table) = tables.reason("reason")
+    *_, (_, table), (_, decided), (_, with_scale) = tables.reason("reason")
     assert list(table["mean ± sd"]) == ["3.00 ± 0.82"] * 2
-    pairs = tables.planned()
-    assert reason.verdict(*(tables.paired(*pair) for pair in pairs.values())) == (
-        "the mechanism is a reason")
+    assert decided.verdict.tolist() == ["the mechanism is a reason"]
+    assert tables.scaled() == "log scale 0.2"          # it gains most
+    assert list(with_scale["mean ± sd"]) == ["-97.00 ± 0.82"] * 2
 
 
 def test_rows_of_today_have_their_setting_in_words(tmp_path, monkeypatch):
