@@ -4,9 +4,8 @@
 
 Every second layer, the first one included, sees the last 64 tokens, the query's own among them, and
 has the positions of its mechanism. The other layers see all tokens before them and have no
-positions. So two models differ in their mechanism alone, and not in what they know about places,
-except that stick-breaking, forgetting and selective attention depend by themselves on the order of
-keys.
+positions. So two models differ in their mechanism and its positions inside windows, and in nothing
+else. Stick-breaking, forgetting and selective attention depend by themselves on the order of keys.
 """
 import math
 
