@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import multiscreen
-from course.exercises import grade, test_part1, test_part2, test_part3
+from course.exercises import grade, messages, test_part1, test_part2, test_part3
 from course.exercises.solutions import part3_derivative, part4_kernel
 from screening_triton import available
 from tests.helpers import needs_interpreter
@@ -278,6 +278,10 @@ def test_what_your_code_prints_is_shown(solved, capsys):
     edit(solved / "part1_screening.py", TRIM, f"print('here', s.shape)\n    {TRIM}")
     assert message_of(test_part1, "test_trim") == ""
     assert "here torch.Size([5])\n" in capsys.readouterr().out
+
+
+def test_a_small_number_where_0_is_right_has_no_wrong_sign():
+    assert messages.about_numbers(torch.tensor(1e-9), torch.tensor(0.0)) == ""
 
 
 def test_only_plain_tensors_agree():

@@ -155,7 +155,7 @@ def about_numbers(x, y):
     """What all numbers have to do with the right ones, in words that end a line."""
     if not x.isfinite().all() or not y.isfinite().all() or not x.numel():
         return ""
-    if not off(-x, y, 1e-5, math.inf).any():
+    if not off(-x, y, 1e-5, math.inf).any() and y.any():
         return ". Only the sign is wrong"
     if x.numel() == 1:                                 # one number has a factor in any case
         return ""

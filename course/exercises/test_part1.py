@@ -92,7 +92,8 @@ UNIT_AT_0 = ("unit(0) must be 0, with a finite gradient: clip the length from be
              "the slope of a root at 0 is infinite, clip the square, before the root")
 TANH_NORM_AT_0 = ("tanh_norm(0) must be 0, and the Jacobian there the identity: near 0 return x, "
                   "not 0. Put a 1 in place of small squares before the root, and use one length "
-                  "above and below. torch.where alone does not help: backward computes both")
+                  "above and below. torch.where alone does not help, because backward computes "
+                  "both branches")
 SWAPPED = ("queries and keys were swapped, or alpha_d transposed: a row of it is a query, and "
            "relevance(q, k, ..) gives it so")
 NO_SOFTMAX = "Trim takes the similarity itself: there is no softmax"
