@@ -36,7 +36,10 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass
 class Config:
-    """Sizes: N_L layers of N_H tiles, width d_E: psi, psi, psi^2 unless given. Any text length."""
+    """Sizes: N_L layers of N_H tiles, both psi unless given; width d_E, psi^2 unless given.
+
+    There is no maximum length of a text.
+    """
     psi: int = 8
     vocab_size: int = 50257
     N_L: int = None
