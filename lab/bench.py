@@ -2,7 +2,7 @@
 
     python -m lab.bench                            what you notice on a laptop
     python -m lab.bench --what forward --ckpt out/ckpt.pt --lengths 1024 4096 16384
-    python -m lab.bench --vocab 50257 --models "--psi 32" \\
+    python -m lab.bench --tokenizer gpt2 --models "--psi 32" \\
         "--model lab.transformer.Transformer --layers 24 --tiles 16 --d-E 1024"
 
 train      a step as in train.py, on sequences of random tokens
@@ -10,8 +10,9 @@ decode     one more token after a context, for each of --lengths
 forward    hidden states and logits of a text in one pass, for each of --lengths; this is the
            section "Inference Latency" of the paper
 
-A model is named by flags of train.py, in quotes. All are compiled, or none is (--compile, on a
-GPU). They take turns, so that other work on the machine slows them all alike.
+A model is named by flags of train.py, in quotes. Other flags of train.py are for all models, such
+as --seq-len, --batch-size, --dtype, --device and --compile, which a GPU does by itself. The models
+take turns, so that other work on the machine slows them all alike.
 
 The weights are random. On a GPU that changes no time, because a relevance of 0 takes as long to
 compute as any other; only windows matter. On a CPU the screen in C++ skips keys that Trim rejects,
@@ -22,10 +23,8 @@ the tiles are log-uniform in 2 .. 128, 25 % in 256 .. 4096, and 5 % in 4096 .. 6
 import argparse
 import gc
 import shlex
-import statistics
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -33,7 +32,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import train
-from lab.measure import DEVICE, commit, require_writable, write_table
+from lab.measure import commit, require_writable, write_table
 
 ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
@@ -58,10 +57,10 @@ def trained_like(n):
 
 
 @torch.no_grad()
-def new_model(flags, setting, args):
+def new_model(flags, setting):
     """A model with random weights, in a setting."""
-    tokenizer = SimpleNamespace(n_vocab=args.vocab)
-    model = train.make_model(flags, tokenizer, getattr(torch, args.dtype)).to(args.device)
+    tokenizer = train.get_tokenizer(flags.tokenizer)
+    model = train.make_model(flags, tokenizer, getattr(torch, flags.dtype)).to(flags.device)
     for layer in model.layers:
         if setting in ATTENTION and hasattr(layer, "attend"):
             layer.attend = attention_by(setting)
@@ -72,41 +71,38 @@ def new_model(flags, setting, args):
     return model
 
 
-def get_models(args):
-    """[(name, flags of train.py, setting, model)]: each model in each of its settings."""
+def get_models(args, shared):
+    """[(name, setting, model)]: each model in each of its settings. shared: flags of all."""
     found = []
     if args.ckpt:
-        dtype = None if args.dtype == "float32" else getattr(torch, args.dtype)
-        model, _, ckpt = train.load_checkpoint(args.ckpt, args.device, dtype)
-        found.append((args.ckpt, SimpleNamespace(**ckpt["args"]), "trained", model))
+        dtype = getattr(torch, args.dtype)
+        model, _, _ = train.load_checkpoint(args.ckpt, args.device, dtype)
+        found.append((args.ckpt, "trained", model))
     for words in args.models:
-        flags = train.get_args(shlex.split(words))
-        if hasattr(new_model(flags, "initial", args).layers[0], "s_w"):
+        flags = train.get_args([*shlex.split(words), *shared])
+        if hasattr(new_model(flags, "initial").layers[0], "s_w"):
             settings = ["initial", "trained-like", "trained-like + SWE"]
         else:
             settings = list(ATTENTION) if args.device == "cuda" else ["flash"]
         for setting in settings:
-            model = new_model(flags, setting, args)
+            model = new_model(flags, setting)
             print(f"{words}, {setting}: {train.choose_screen(model, flags.kernel)}")
-            found.append((words, flags, setting, model))
+            found.append((words, setting, model))
     return found
 
 
 # ------------------------------------------------------------------------------ one pass of each
 
-def training_step(model, flags, length, args):
+def training_step(model, length, args):
     """A function that makes a step as train.py does, on sequences of random tokens."""
-    rng, B = np.random.default_rng(0), args.batch_size
-
-    def draw(n):
-        return rng.integers(args.vocab, size=length + 1)
-
+    n_vocab = model.config.vocab_size
+    tokens = np.random.default_rng(0).integers(n_vocab, size=args.batch_tokens + 1)
+    data = train.Text([tokens], args, n_vocab)
     # Slow steps, so that windows stay about as wide as they are.
-    optimizer = train.make_optimizer(model, flags.lr / 100, flags.weight_decay)
-    step_flags = SimpleNamespace(batch_size=B, seq_len=length, batch_tokens=B * length)
+    optimizer = train.make_optimizer(model, lr=1e-5, weight_decay=0.0)
 
     def step():
-        train.accumulate_gradients(model, SimpleNamespace(draw=draw), step_flags, 0)
+        train.accumulate_gradients(model, data, args, 0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -114,9 +110,9 @@ def training_step(model, flags, length, args):
 
 
 @torch.no_grad()
-def decoder(model, flags, length, args):
+def decoder(model, length, args):
     """A function that decodes one more token after `length` random tokens."""
-    tokens = torch.randint(args.vocab, (1, length), device=args.device)
+    tokens = torch.randint(model.config.vocab_size, (1, length), device=args.device)
     caches, head = model.new_caches(), model.head()
     for piece in tokens.split(model.tokens_at_once, 1):
         model.hidden(piece, caches)
@@ -129,9 +125,9 @@ def decoder(model, flags, length, args):
     return step
 
 
-def forward_pass(model, flags, length, args):
+def forward_pass(model, length, args):
     """A function that makes hidden states of all tokens at once, then all logits in parts."""
-    tokens = torch.randint(args.vocab, (1, length), device=args.device)
+    tokens = torch.randint(model.config.vocab_size, (1, length), device=args.device)
 
     @torch.no_grad()
     def step():
@@ -159,19 +155,19 @@ def milliseconds(run, device):
     return 1e3 * (time.perf_counter() - began)
 
 
-def time_models(what, length, args, about):
+def time_models(what, length, args, shared, about):
     """Rows of a part for one length: all models in all settings take turns."""
-    models, rows = get_models(args), []
+    models, rows = get_models(args, shared), []
     compiled = args.compile and what != "decode"       # a token is decoded without the compiler
     if compiled:
         for *_, model in models:
             train.compile_model(model)
-    runs = [PASSES[what](model, flags, length, args) for _, flags, _, model in models]
+    runs = [PASSES[what](model, length, args) for *_, model in models]
     # The first pass of each warms up.
     turns = [[milliseconds(run, args.device) for run in runs] for _ in range(args.repeats + 1)]
-    for (name, _, setting, model), times in zip(models, zip(*turns[1:])):
-        mean, std = statistics.mean(times), statistics.stdev(times)
-        print(f"{what} {length} tokens, {name}, {setting}: {mean:.4g} ± {std:.2g} ms", flush=True)
+    for (name, setting, model), times in zip(models, zip(*turns[1:])):
+        print(f"{what} {length} tokens, {name}, {setting}: {np.mean(times):.4g} "
+              f"± {np.std(times, ddof=1):.2g} ms", flush=True)
         rows.append(about | {
             "what": what, "compiled": compiled, "length": length, "model": name, "setting": setting,
             "parameters": sum(p.numel() for p in model.parameters()),
@@ -180,34 +176,30 @@ def time_models(what, length, args, about):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__,
+    p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--what", nargs="+", choices=[*PASSES], default=[*PASSES], help="[all three]")
     p.add_argument("--models", nargs="+", metavar="FLAGS", default=[
         "--psi 8", "--model lab.transformer.Transformer"], help="flags of train.py for each model")
     p.add_argument("--ckpt", help="time this trained model, too")
-    p.add_argument("--vocab", type=int, default=257, help="tokens in the vocabulary [257]")
     p.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384],
                    help="tokens of a text, or of a context [1024 4096 16384]")
-    p.add_argument("--train-length", type=int, default=256, help="of a training sequence [256]")
-    p.add_argument("--batch-size", type=int, default=8, help="training sequences [8]")
     p.add_argument("--repeats", type=int, default=10, help="passes that are timed, 2 or more [10]")
-    p.add_argument("--compile", action="store_true", default=DEVICE == "cuda", help="[on a GPU]")
-    dtype = "bfloat16" if DEVICE == "cuda" else "float32"
-    p.add_argument("--dtype", default=dtype, help=f"float32 or bfloat16, of products [{dtype}]")
-    p.add_argument("--device", default=DEVICE, help=f"cpu or cuda [{DEVICE}]")
     p.add_argument("--table", type=Path, default=Path("out/latency.tsv"), help="[out/latency.tsv]")
-    args = p.parse_args()
+    own, shared = p.parse_known_args()
+    args = argparse.Namespace(**vars(train.get_args(shared)) | vars(own))
     require_writable(args.table)
+    if args.compile is None:
+        args.compile = args.device == "cuda"
     machine = f"CPU, {torch.get_num_threads()} threads"
     if args.device == "cuda":
         machine = torch.cuda.get_device_name()
     about = {"machine": f"{machine}, {args.dtype}, torch {torch.__version__}", "commit": commit()}
     rows = []
     for what in args.what:
-        for length in [args.train_length] if what == "train" else args.lengths:
+        for length in [args.seq_len] if what == "train" else args.lengths:
             gc.collect()                               # of the models before, for the next's memory
-            rows += time_models(what, length, args, about)
+            rows += time_models(what, length, args, shared, about)
     write_table(args.table, rows)
 
 
