@@ -47,7 +47,10 @@ class Trial:
 
     def __init__(self, args, tokenizer, weights=None):
         self.args, self.tokenizer, self.weights = args, tokenizer, weights
-        self.screen, self.about_screen = None, "no model was built"
+        self.screen = Multiscreen.screen
+        model = self.model()
+        self.about_screen = train.choose_screen(model, args.kernel)
+        self.screen = model.screen                     # one trial of a twin is enough
 
     def tokens(self, T, seed, rows=2):
         """Random tokens (rows, T), of at most 256 kinds: those that repeat find each other."""
@@ -66,10 +69,7 @@ class Trial:
         model = train.make_model(self.args, self.tokenizer).to(self.args.device)
         if self.weights:
             model.load_state_dict(self.weights)
-        if self.screen is None:                        # one trial of a twin is enough
-            self.about_screen = train.choose_screen(model, self.args.kernel)
-            self.screen = model.screen
-        elif model.screen is Multiscreen.screen:
+        if model.screen is Multiscreen.screen:
             model.screen = self.screen
         for seed in (torch.manual_seed, random.seed, np.random.seed):
             seed(self.args.seed)
@@ -205,24 +205,28 @@ def decode(trial, total, windows):
 
 # ------------------------------------------------------------------------------- the command
 
-def failure(e):
-    """An exception in one line, with the place of the last code outside of libraries."""
+def failure(e, said):
+    """What an exception says, and where outside of libraries; in short if it is in `said`."""
     frames = traceback.extract_tb(e.__traceback__)
     last = [frame for frame in frames if "site-packages" not in frame.filename][-1]
-    return f"{Path(last.filename).name}:{last.lineno}: {e!r}"
+    line = f"fails: {Path(last.filename).name}:{last.lineno}: {e!r}"
+    if line in said:
+        return "fails as above"
+    said.append(line)
+    return line
 
 
 def conditions(trial):
     """{condition of absolute relevance: (yes or NO, the number seen)}, in float64 on 24 tokens."""
     model = trial.model().double()
-    # Twins are for float32.
-    screen = Multiscreen.screen if model.screen is trial.screen else model.screen
-    return absolute(model, trial.tokens(24, seed=4, rows=8), screen)
+    if model.screen is trial.screen:                   # a twin is for float32
+        model.screen = Multiscreen.screen
+    return absolute(model, trial.tokens(24, seed=4, rows=8))
 
 
 def answers(trial):
     """({promise: (yes,), (NO, why) or (-, why)}, {condition: the same, with what was seen})"""
-    found = {}
+    found, said = {}, []
     for promise in (moves, is_cross_entropy, is_causal, is_alone, decodes):
         try:
             promise(trial)
@@ -230,11 +234,11 @@ def answers(trial):
         except Answer as e:
             found[promise.__doc__] = e.args
         except Exception as e:                         # whatever it is, a run meets it, too
-            found[promise.__doc__] = "NO", f"fails: {failure(e)}"
+            found[promise.__doc__] = "NO", failure(e, said)
     try:
         return found, conditions(trial)
     except Exception as e:                             # a layer of yours may have other methods
-        return found, {"all": ("-", f"the weights of a layer cannot be seen: {failure(e)}")}
+        return found, {"to see the weights of a layer": ("-", failure(e, said))}
 
 
 def main():

@@ -52,7 +52,7 @@ def weights_of(layer, x, screen):
 
 
 @torch.no_grad()
-def absolute(model, tokens, screen):
+def absolute(model, tokens):
     """{condition of absolute relevance: (yes or NO, the number seen)}, of a model in float64.
 
     tokens: (B, T), B above 1. The matrices of the model are changed. The first three conditions
@@ -60,7 +60,7 @@ def absolute(model, tokens, screen):
     not rejected.
     """
     bounded, by_keys, by_length, least, emptiest = [], [], [], [], []          # of each layer
-    x = model.embed(tokens)
+    x, screen = model.embed(tokens), model.screen
     for layer in model.layers:
         weights, others, mixed = weights_of(layer, x, screen), x.roll(1, 0), x.clone()
         mixed[:, 1::2] = others[:, 1::2]
