@@ -5,7 +5,6 @@
 Without a prompt the model begins a new document, as it would after an end-of-text token. The text
 stops after --tokens tokens, or earlier if the model itself ends it.
 """
-import codecs
 import sys
 
 import torch
@@ -15,19 +14,17 @@ from train import load_checkpoint
 
 
 def decode_stream(tokens, tokenizer):
-    """The text of a stream of tokens, in pieces of whole characters, up to end-of-text.
-
-    The bytes of an incomplete character are held back, and wrong ones are shown as U+FFFD.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    """The text of a stream of tokens, in pieces of whole characters, up to end-of-text."""
+    read, done = [], 0
     for token in tokens:
         if token == tokenizer.eot_token:
             break
-        if hasattr(tokenizer, "decode_single_token_bytes"):
-            yield decoder.decode(tokenizer.decode_single_token_bytes(token))
-        else:
-            yield tokenizer.decode([token])
-    yield decoder.decode(b"", final=True)
+        read.append(token)
+        text = tokenizer.decode(read)
+        if not text.endswith("\ufffd"):                # else it may end with half a character
+            yield text[done:]
+            done = len(text)
+    yield tokenizer.decode(read)[done:]
 
 
 def printable(text):
