@@ -39,20 +39,17 @@ ROUNDING = 1e-9                                        # relative: a smaller dev
 
 def paired(ours, theirs):
     """Ours less theirs, Series by seed, over the seeds of both: a dict with n, mean, sd, the 95 %
-    interval low to high, and Student's t and p, NaN where there is no deviation to compare with.
+    interval low to high, and p, NaN where there is no deviation to compare with.
     """
     ours, theirs = pd.Series(ours, dtype=float), pd.Series(theirs, dtype=float)
     change = (ours - theirs).dropna()
     found = {"n": len(change), "mean": change.mean(), "sd": change.std(),
-             "low": math.nan, "high": math.nan, "t": math.nan, "p": math.nan}
-    # Equal differences deviate by rounding alone, from which t would be 1e15.
-    largest = max(ours.abs().max(), theirs.abs().max())
-    if found["sd"] <= ROUNDING * largest:
-        found["sd"] = 0.0
-    if found["sd"] > 0:
+             "low": math.nan, "high": math.nan, "p": math.nan}
+    # Equal differences deviate by rounding alone, so p would be nearly 0.
+    if found["sd"] > ROUNDING * max(ours.abs().max(), theirs.abs().max()):
         test = stats.ttest_1samp(change, 0)
         found["low"], found["high"] = test.confidence_interval()
-        found["t"], found["p"] = test.statistic, test.pvalue
+        found["p"] = test.pvalue
     return found
 
 
@@ -112,7 +109,7 @@ def read_run(folder):
     """A run as a dict. One that diverged before its first checkpoint has neither flags nor code."""
     label, seed = split_seed(folder)
     run = {"folder": folder, "label": label, "seed": seed, "diverged": is_diverged(folder),
-           "flags": None, "source": None, "step": None, "end": None, "weights": None, "loss": None}
+           "flags": None, "source": None, "step": None, "weights": None, "loss": None}
     path = folder / "ckpt.pt"
     if run["diverged"] and not path.exists():
         return run
@@ -123,23 +120,21 @@ def read_run(folder):
     # Files are stored by absolute paths; what MODULE.NAME makes may depend on the seed.
     if flags["data"] == ["stdlib"] or Path(flags["data"][0]).is_absolute():
         flags["text"] = ckpt["text"]
+    flags["end"] = "finished"                          # a curriculum ends at a step of its own
+    if not (ckpt["finished"] or run["diverged"]):
+        flags["end"] = f"stopped at step {ckpt['step']}"
     loss = pd.read_csv(io.StringIO(ckpt["log"]), sep="\t").val_loss.iloc[-1]
     if math.isnan(loss) and not run["diverged"]:
         sys.exit(f"error: {folder} has no validation loss at step {ckpt['step']}, where it was "
                  "stopped: train.py --resume continues it")
-    end = f"stopped at step {ckpt['step']}"
-    if ckpt["finished"] or run["diverged"]:
-        end = "finished"                               # a curriculum ends at a step of its own
     return run | {"seed": ckpt["args"]["seed"], "flags": flags, "source": ckpt["source"],
-                  "step": ckpt["step"], "loss": loss, "end": end,
+                  "step": ckpt["step"], "loss": loss,
                   "weights": sum(p.numel() for p in ckpt["weights"].values())}
 
 
 def differences(one, other):
     """Lines that say in which flags and lines of code two runs differ, and if one was stopped."""
     found = []
-    if one["end"] != other["end"]:
-        found.append(f"{one['end']} | {other['end']}")
     for name in one["flags"] | other["flags"]:
         a, b = one["flags"].get(name), other["flags"].get(name)
         if a != b:
