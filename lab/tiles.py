@@ -49,11 +49,8 @@ def measure(model, tokens):
         for m, alpha in enumerate(weights_of(layer, x, model.screen)[0].float()):
             inside = (distance >= 0) & (distance < w[m])
             shown = inside | (alpha != 0)
-            # The share of the weight that lies outside the window: 0 for Multiscreen.
-            beyond = alpha.abs()[~inside].sum() / alpha.abs().sum().clamp_min(1e-30)
             tiles.append({"layer": n + 1, "tile": m + 1, "w": w[m].item(), "r": r[m].item(),
-                          "alive": (alpha != 0)[shown].float().mean().item(),
-                          "beyond_w": beyond.item()})
+                          "alive": (alpha != 0)[shown].float().mean().item()})
             maps.append(np.ma.array(alpha.cpu(), mask=~shown.cpu()))
         x = layer(x, model.screen)
     return tiles, maps
@@ -66,11 +63,9 @@ def print_summary(tiles, T_train):
     layers = pd.concat([table, table.assign(layer="all")]).groupby("layer", sort=False)
     summary = layers.agg(
         tiles=("w", "size"), w_least=("w", "min"), w_median=("w", "median"), w_most=("w", "max"),
-        longer=("long", "sum"), r_least=("r", "min"), r_median=("r", "median"),
-        r_most=("r", "max"), alive=("alive", "mean"), empty=("empty", "sum"),
-        beyond_w=("beyond_w", "mean"))
-    print(f"longer: windows w of more than {T_train} tokens; empty: tiles without any weight; "
-          "beyond_w: share of\nthe weight that keys beyond the window get")
+        longer=("long", "sum"), r_median=("r", "median"), alive=("alive", "mean"),
+        empty=("empty", "sum"))
+    print(f"longer: windows w of more than {T_train} tokens; empty: tiles without any weight")
     print(summary.to_string(float_format="{:.3g}".format))
 
 
