@@ -97,24 +97,21 @@ class Measurement:
             "checkpoint": hashlib.sha256(path.read_bytes()).hexdigest()[:10], "commit": commit(),
             "model": self.flags["model"], "seed": self.flags["seed"],
             "seq_len": self.flags["seq_len"], "step": self.ckpt.get("step", "")}
-        if getattr(args, "swe", False) and not hasattr(self.model.layers[0], "s_w"):
-            sys.exit(f"error: --swe: {self.flags['model']} has no windows")
-        for factor in getattr(args, "rope_scale", ()):
-            self.scale(factor)                         # refuses what is impossible before any work
-
-    def scale(self, factor):
-        try:
-            scale_rope(self.model, factor)
-        except ValueError as e:
-            sys.exit(f"error: --rope-scale: {e}")
 
     def settings(self):
         """Put the model into each setting that the flags ask for. Yields its name."""
+        if self.args.swe and not hasattr(self.model.layers[0], "s_w"):
+            sys.exit(f"error: --swe: {self.flags['model']} has no windows")
+        try:
+            for factor in self.args.rope_scale:        # all of them, before any work
+                scale_rope(self.model, factor)
+        except ValueError as e:
+            sys.exit(f"error: --rope-scale: {e}")
         for swe in (False, True) if self.args.swe else (False,):
             if swe:                                    # the last ones: windows stay infinite
                 self.model.expand_windows(self.flags["seq_len"])
             for factor in self.args.rope_scale:
-                self.scale(factor)
+                scale_rope(self.model, factor)
                 names = ["SWE"] if swe else []
                 if factor != "1":
                     names.append(f"RoPE x {factor}")

@@ -229,9 +229,11 @@ def test_a_table_that_cannot_be_written_is_refused_before_measuring(call, checkp
 
 @pytest.mark.parametrize("flags, words", [
     (["--length", "99999"], "no document is longer"), (["--ckpt", "none.pt"], "train a model"),
-    (["--rope-scale", "4"], "the model has none"), (["--rope-scale", "x"], "no factor for RoPE")])
-def test_what_cannot_be_measured_is_one_line(call, checkpoint, flags, words):
+    (["--length", "99", "--rope-scale", "1", "4"], "the model has none"),
+    (["--length", "99", "--rope-scale", "1", "x"], "no factor for RoPE")])
+def test_what_cannot_be_measured_is_one_line(call, checkpoint, flags, words, monkeypatch):
     path = checkpoint()
+    monkeypatch.setattr(perplexity, "nats", lambda *_: pytest.fail("it measures"))
     said = message(call, perplexity, "--ckpt", path, *flags)
     assert words in said and "\n" not in said
 
