@@ -39,14 +39,6 @@ ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTE
 
 # ----------------------------------------------------------------------------------- the models
 
-def attention_by(name):
-    """Causal attention by one of PyTorch's backends."""
-    def attend(q, k, v, attn_mask=None, is_causal=True):
-        with sdpa_kernel(ATTENTION[name]):
-            return F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal=is_causal)
-    return attend
-
-
 def trained_like(n):
     """n windows: 5 % (at least one) in 4096 .. 65536, 25 % in 256 .. 4096, the rest in 2 .. 128."""
     generator = torch.Generator().manual_seed(0)
@@ -63,7 +55,7 @@ def new_model(flags, setting):
     model = train.make_model(flags, tokenizer, getattr(torch, flags.dtype)).to(flags.device)
     for layer in model.layers:
         if setting in ATTENTION and hasattr(layer, "attend"):
-            layer.attend = attention_by(setting)
+            layer.attend = sdpa_kernel(ATTENTION[setting])(F.scaled_dot_product_attention)
         if setting.startswith("trained-like"):
             layer.s_w.copy_((trained_like(len(layer.s_w)) - 1).log())
     if setting.endswith("SWE"):
