@@ -82,14 +82,15 @@ def registers_and_spills(binary):
     return map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
 
 
-def main(argv=None):
+def main():
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--kernel", choices=[*KERNELS], help="only this kernel")
-    p.add_argument("--target", type=int, choices=[*TARGETS], help="only this compute capability")
+    p.add_argument("--kernel", nargs="+", choices=[*KERNELS], default=[*KERNELS], help="[all]")
+    p.add_argument("--target", nargs="+", type=int, choices=[*TARGETS], default=[*TARGETS],
+                   help="compute capabilities [all]")
     p.add_argument("--blocks", type=int, nargs=4, metavar=("BI", "BJ", "WARPS", "STAGES"),
                    help="in place of ours")
-    args = p.parse_args(argv)
+    args = p.parse_args()
     if triton is None:
         sys.exit("error: triton is not installed (it is made for Linux: pip install triton)")
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -97,13 +98,11 @@ def main(argv=None):
 
     print(f"torch {torch.__version__}, triton {triton.__version__}")
     print(*COLUMNS, sep="\t")
-    kernels = [args.kernel] if args.kernel else [*KERNELS]
-    targets = [args.target] if args.target else [*TARGETS]
     dtypes = DTYPES[:1] if args.blocks else DTYPES
     bad = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
-        for kernel, (qk, v), target in itertools.product(kernels, dtypes, targets):
+        for kernel, (qk, v), target in itertools.product(args.kernel, dtypes, args.target):
             blocks = args.blocks or block_sizes(kernel, v == torch.float32, 16, 64,
                                                 divmod(target, 10))
             BI, BJ, warps, stages = blocks
