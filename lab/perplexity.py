@@ -59,14 +59,13 @@ def documents_of(tokenizer, flags, data):
 
 def middles(documents, L, limit):
     """The L + 1 tokens in the middle of each document that is long enough, of at most `limit`."""
-    starts = [(len(tokens) - L - 1) // 2 for tokens in documents]
-    chosen = [tokens[start : start + L + 1] for tokens, start in zip(documents, starts)
-              if start >= 0]
-    if not chosen:
+    enough = [tokens for tokens in documents if len(tokens) > L]
+    if not enough:
         longest = max((len(tokens) for tokens in documents), default=0)
         sys.exit(f"error: no document is longer than --length, {L} tokens; the longest has "
                  f"{longest}: use a smaller --length, or longer texts with --data")
-    return chosen[:limit]
+    starts = [(len(tokens) - L - 1) // 2 for tokens in enough]
+    return [tokens[start : start + L + 1] for tokens, start in zip(enough, starts)][:limit]
 
 
 @torch.no_grad()
