@@ -9,7 +9,17 @@ import torch.nn.functional as F
 import multiscreen as ms
 from course.exercises import grade
 from course.exercises.grade import correlated
-from course.exercises.mistakes import FACTORS, INF, MASKS, ROOTS, with_r
+from course.exercises.mistakes import (
+    DIVIDED,
+    FACTORS,
+    INF,
+    MASK,
+    MASKS,
+    ROOT,
+    ROOTS,
+    WITH_R,
+    edits,
+)
 
 GRADIENTS = ("dq", "dk", "dv", "dw", "dr")
 
@@ -24,7 +34,12 @@ def gradient(f, x, dy):
 
 def pairs(q, k, w, r, i, j):
     d = j - i[:, None]
-    return ms.trim(q @ k.T, r).sqrt(), ms.softmask(d, w), d
+    s = q @ k.T
+    z = (1 - (1 - s) / r).relu()
+    inside = (-w < d) & (d <= 0)
+    curve = 0.5 * (torch.cos(math.pi * (d / w)) + 1)
+    m = torch.where(inside, curve, 0.0)
+    return z, m, d
 
 
 def dv_block(z, m, dh):
@@ -74,25 +89,36 @@ RIGHT = {f.__name__: f for f in (pairs, dv_block, dz_block, dq_block, dk_block, 
 
 # ---------------------------------------------------------------------------- their mistakes
 
-def distance(i, j):
-    return j - i[:, None]
+def block_by_block(q, k, v, w, r, dh, i0=0, size=16):
+    """`gradients`, where each block of queries sees the keys from `first` to `last`."""
+    mask = torch.zeros(len(q), len(k), dtype=q.dtype)
+    for a in range(0, len(q), size):
+        i = i0 + a
+        last = i0 + min(a + size, len(q)) - 1
+        reach = math.ceil(min(w, 1e6))
+        first = max(i - reach + 1, 0)
+        start = first // size * size
+        mask[a : a + size, start : max(last + 1, 0)] = 1
+    return of_pairs(mask, q, k, v, w, r, dh, i0)
 
 
-def root_of_trim(s, r):
-    return ms.trim(s, r).sqrt()
+def overwritten(n):
+    """A wrong `gradients` whose n-th result is overwritten by each block, with = and not +=."""
+    def wrong(q, k, v, w, r, dh, i0=0, size=16):
+        found = list(gradients(q, k, v, w, r, dh, i0))
+        found[n] = torch.zeros_like(found[n])
+        for a in range(0, len(q), size):
+            start = max(i0 + a - math.ceil(min(w, 1e6)) + 1, 0) // size * size
+            for b in range(start, min(i0 + min(a + size, len(q)), len(k)), size):
+                queries, keys = slice(a, a + size), slice(b, b + size)
+                mask = torch.zeros(len(q), len(k), dtype=q.dtype)
+                mask[queries, keys] = 1
+                added = of_pairs(mask, q, k.nan_to_num(), v.nan_to_num(), w, r, dh, i0)[n]
+                rows = (queries, keys, keys, ..., ...)[n]
+                found[n][rows] = added[rows]
+        return found
 
-
-def wrong_pairs(s=lambda q, k: q @ k.T, z=root_of_trim, m=ms.softmask, d=distance):
-    """A wrong `pairs`: s a function of q and k, z of s and r, m of d and w, d of i and j."""
-    def pairs(q, k, w, r, i, j):
-        return z(s(q, k), r), m(d(i, j), w), d(i, j)
-
-    return pairs
-
-
-def in_float32(d, w):
-    """Softmask in float32, as math.pi times a tensor of integers is."""
-    return torch.where((-w < d) & (d <= 0), 0.5 * (torch.cos(math.pi * d / w) + 1), 0.0)
+    return wrong
 
 
 def wrong_dw(slope=torch.sin, factor=0.5, everywhere=False, **powers):
@@ -107,76 +133,30 @@ def wrong_dw(slope=torch.sin, factor=0.5, everywhere=False, **powers):
     return dw_block
 
 
-def in_blocks(first=lambda i, last, w: i - w.ceil() + 1, end=lambda i, last, w: last + 1,
-              aligned=True):
-    """A wrong `gradients` whose blocks of queries see the keys `first` to `end` - 1.
-
-    Both are functions of (position of the block's first query, of its last, w). aligned: whether
-    the blocks of keys begin at a multiple of size.
-    """
-    def gradients(q, k, v, w, r, dh, i0=0, size=16):
-        mask = torch.zeros(len(q), len(k), dtype=q.dtype)
-        for a in range(0, len(q), size):
-            i, last = i0 + a, i0 + min(a + size, len(q)) - 1
-            start = max(int(first(i, last, w.clamp(max=1e6))), 0)
-            if aligned:
-                start = start // size * size
-            mask[a : a + size, start : max(int(end(i, last, w)), 0)] = 1
-        return of_pairs(mask, q, k, v, w, r, dh, i0)
-
-    return gradients
-
-
-def without_the_short_block(q, k, v, w, r, dh, i0=0, size=16):
-    mask = torch.ones(len(q), 1, dtype=q.dtype)
-    mask[len(q) // size * size :] = 0
-    return of_pairs(mask, q, k, v, w, r, dh, i0)
-
-
-def overwritten(n):
-    """A wrong `gradients` whose n-th result is overwritten by each block, with = and not +=."""
-    def wrong(q, k, v, w, r, dh, i0=0, size=16):
-        found = list(gradients(q, k, v, w, r, dh, i0))
-        found[n] = torch.zeros_like(found[n])
-        for a in range(0, len(q), size):
-            start = max(i0 + a - math.ceil(min(w.item(), 1e6)) + 1, 0) // size * size
-            for b in range(start, min(i0 + min(a + size, len(q)), len(k)), size):
-                queries, keys = slice(a, a + size), slice(b, b + size)
-                mask = torch.zeros(len(q), len(k), dtype=q.dtype)
-                mask[queries, keys] = 1
-                added = of_pairs(mask, q, k.nan_to_num(), v.nan_to_num(), w, r, dh, i0)[n]
-                rows = (queries, keys, keys, ..., ...)[n]
-                found[n][rows] = added[rows]
-        return found
-
-    return wrong
-
-
 OUTSIDE = ("blocks outside the window were read, where there is NaN: the queries at i .. last see "
            "the keys max(i - ceil(w) + 1, 0) .. min(last, S - 1)")
-ABSOLUTE = "d is j - i, negative in the past: it is no absolute value"
-DIVIDED = "s must not be divided by the root of d_K: it is the cosine of an angle"
 OWN_KEY = "the last query's own key is missing: the end is one past that query's position"
 SEES = "sees keys from i - ceil(w) + 1 on, where i is the position of its first query"
+UNALIGNED = ("first // size * size", "first")
 
 # {function: [(a wrong one, what to say to those who have its results)]}. The first one counts.
 MISTAKES = {
-    "pairs": [
-        (wrong_pairs(d=lambda i, j: torch.arange(len(j)) - i[:, None]), "j is given: key n of the "
-         "block is at j[n]"),
-        (wrong_pairs(d=lambda i, j: j - torch.arange(len(i))[:, None]), "i is given: query n of "
-         "the block is at i[n]"),
-        (wrong_pairs(d=lambda i, j: i[:, None] - j), "d is j - i, as in Eq. 10: negative in the "
-         "past"),
-        (lambda *inputs: (*pairs(*inputs)[:2], -pairs(*inputs)[2]), "d is j - i, as in Eq. 10: "
-         "negative in the past"),
-        (lambda *inputs: (*pairs(*inputs)[:2], pairs(*inputs)[2].abs()), ABSOLUTE),
-        *[(wrong_pairs(m=m), "math.pi * d is float32 for integers d: math.pi * (d / w) has "
-           "the dtype of w") for m in (in_float32, lambda d, w: in_float32(d, w).double())],
-        (wrong_pairs(s=lambda q, k: q @ k.T / q.shape[1] ** 0.5), DIVIDED),
-        (wrong_pairs(z=ms.trim), "z is Trim before its square: alpha_d = z^2 m"),
-        *[(wrong_pairs(z=z), says) for z, says in ROOTS],
-        *[(wrong_pairs(m=m), says) for m, says in MASKS]],
+    "pairs": edits(
+        pairs,
+        ("d = j - i", "d = torch.arange(len(j)) - i", "j is given: key n of the block is at j[n]"),
+        ("i[:, None]", "torch.arange(len(i))[:, None]", "i is given: query n of the block is at "
+         "i[n]"),
+        *[(right, wrong, "d is j - i, as in Eq. 10: negative in the past") for right, wrong in (
+            ("j - i[:, None]", "i[:, None] - j"), ("return z, m, d", "return z, m, -d"))],
+        ("return z, m, d", "return z, m, d.abs()", "d is j - i, negative in the past: it is no "
+         "absolute value"),
+        *[("(d / w)", "d / w", f"m = {mask}", f"m = {wrong}", "math.pi * d is float32 for integers "
+           "d: math.pi * (d / w) has the dtype of w") for mask, wrong in (
+               (MASK, MASK), (MASK, f"{MASK}.double()"))],
+        ("q @ k.T", "q @ k.T / q.shape[1] ** 0.5", DIVIDED),
+        (ROOT, f"{ROOT}.square()", "z is Trim before its square: alpha_d = z^2 m"),
+        *ROOTS,
+        *MASKS),
     "dv_block": [
         *[(lambda z, m, dh, c=c, a=a, b=b: (c * z**a * m**b).T @ dh, f"alpha_d is z^2 m: yours is "
            f"{c} z^{a} m^{b}") for c, a, b in FACTORS if (c, a, b) != (1, 2, 1)],
@@ -199,12 +179,10 @@ MISTAKES = {
         (lambda z, m, v, dh: 2 * z * m * (v @ dh.T), "dh_i . v_j is (I, J), queries first: "
          "dh @ v.T")],
     "dq_block": [
-        *with_r(dq_block, at=2),
-        (lambda dz, k, r: dq_block(dz, k, r) / k.shape[1] ** 0.5, DIVIDED),
+        *edits(dq_block, *WITH_R, ("q @ k.T", "q @ k.T / k.shape[1] ** 0.5", DIVIDED)),
         (lambda dz, k, r: dz.T @ k / r, "dz is (I, J): dq sums over the keys, dz @ k")],
     "dk_block": [
-        *with_r(dk_block, at=2),
-        (lambda dz, q, r: dk_block(dz, q, r) / q.shape[1] ** 0.5, DIVIDED),
+        *edits(dk_block, *WITH_R, ("q @ k.T", "q @ k.T / q.shape[1] ** 0.5", DIVIDED)),
         (lambda dz, q, r: dz @ q / r, "transpose dz: dk sums over the queries, dz.T @ q")],
     "dr_block": [
         *[(lambda dz, z, r, f=f, c=c, n=n: c * (dz * f(z, r)).sum() * r**n, "dz/dr is "
@@ -229,18 +207,19 @@ MISTAKES = {
     "gradients": [
         (lambda q, k, v, w, r, dh, i0=0, size=16: gradients(q, k, v, w, r, dh, 0), "i0 is ignored: "
          "query t is at position i0 + t"),
-        (in_blocks(lambda i, last, w: i - w.floor() + 1), "w is rounded down: a block " + SEES),
-        (in_blocks(lambda i, last, w: i - w.floor() + 1, aligned=False), "w is rounded down: a "
-         "block " + SEES),
-        *[(in_blocks(lambda i, last, w: last - w.ceil() + 1, aligned=aligned), "the first key is "
-           "that of the block's last query: a block " + SEES) for aligned in (False, True)],
-        *[(in_blocks(lambda i, last, w: i - w.ceil() + 2, aligned=aligned), "one key too few at "
-           "the window's edge: a block " + SEES) for aligned in (False, True)],
-        (in_blocks(end=lambda i, last, w: last), OWN_KEY),
-        (in_blocks(end=lambda i, last, w: -(-last // 16) * 16), OWN_KEY),
-        (in_blocks(end=lambda i, last, w: i + 1), "the end is that of the block's first query: its "
-         "last query sees later keys"),
-        (without_the_short_block, "the last block of queries, which is short, is left out"),
+        *edits(
+            block_by_block,
+            *[(*lines, *also, says) for also in ((), UNALIGNED) for *lines, says in (
+                ("math.ceil", "math.floor", f"w is rounded down: a block {SEES}"),
+                ("max(i -", "max(last -", f"the first key is that of the block's last query: a "
+                 f"block {SEES}"),
+                ("reach + 1", "reach + 2", "one key too few at the window's edge: a block "
+                 f"{SEES}"))],
+            *[("last + 1", wrong, OWN_KEY) for wrong in ("last", "-(-last // 16) * 16")],
+            ("last + 1", "i + 1", "the end is that of the block's first query: its last query sees "
+             "later keys"),
+            ("range(0, len(q), size)", "range(0, len(q) - size + 1, size)", "the last block of "
+             "queries, which is short, is left out")),
         *[(overwritten(n), f"{name} is overwritten by each block: add to it, with +=")
           for n, name in enumerate(GRADIENTS)],
         (lambda *x: of_pairs(1.0, *x[:7]), OUTSIDE)],

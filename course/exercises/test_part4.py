@@ -8,52 +8,49 @@ import os
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 triton = pytest.importorskip("triton", reason="part 4 needs triton, which runs only on Linux")
 if os.environ["TRITON_INTERPRET"] != "1":
     pytest.skip("part 4 runs in Triton's interpreter: unset TRITON_INTERPRET",
                 allow_module_level=True)
 
-import multiscreen as ms  # noqa: E402
 from course.exercises import grade  # noqa: E402
 from course.exercises.grade import correlated, random  # noqa: E402
 from course.exercises.launch import visited  # noqa: E402
-from course.exercises.mistakes import FACTORS, INF, MASKS, ROOTS, edits, with_r  # noqa: E402
+from course.exercises.mistakes import (  # noqa: E402
+    DIVIDED,
+    FACTORS,
+    INF,
+    MASKS,
+    ROOT,
+    ROOTS,
+    WITH_R,
+    edits,
+)
 
-# ------------------------------------------------- the right results, and wrong ones in PyTorch
+# ------------------------------------------ the right code in PyTorch, of which mistakes are edits
 
-def distance(T, S, i0, BI, BJ):
-    """d = j - i of each query and key."""
-    return torch.arange(S) - (i0 + torch.arange(T))[:, None]
-
-
-def root_of_trim(s, r):
-    return (1 - (1 - s) / r).relu()
-
-
-def of_pairs(q, k, w, r, i0, BI, BJ, s=lambda q, k: q @ k.T, z=root_of_trim, m=ms.softmask,
-             d=distance, alpha=lambda z, m: z * z * m):
-    """alpha_d (T, S). Its mistakes replace one of the steps."""
-    k = k.nan_to_num()                                 # in one case NaN stands outside the window
-    return alpha(z(s(q, k), r), m(d(len(q), len(k), i0, BI, BJ), w))
+def root_and_mask(q, k, w, r, i0, BI, BJ):
+    """z and m of each query and key."""
+    t = torch.arange(len(q))
+    j = torch.arange(len(k))
+    i = i0 + t
+    d = j - i[:, None]
+    s = q @ k.T
+    z = (1 - (1 - s) / r).relu()
+    inside = (-w < d) & (d <= 0)
+    curve = 0.5 * (torch.cos(math.pi * (d / w)) + 1)
+    m = torch.where(inside, curve, 0.0)
+    return z, m
 
 
 def similarity_kernel(q, k, BI, BJ):
     return q @ k.T
 
 
-def relevance_kernel(q, k, w, r, i0, BI, BJ):
-    return ms.relevance(q[None, None], k[None, None], w, r, i0)[0, 0]
-
-
-def forward_kernel(q, k, v, w, r, i0, BI, BJ):
-    return relevance_kernel(q, k.nan_to_num(), w, r, i0, BI, BJ) @ v.nan_to_num()
-
-
-def dq_kernel(q, k, v, w, r, dh, i0, BI, BJ):
-    q = q.clone().requires_grad_()
-    return torch.autograd.grad(forward_kernel(q, k, v, w, r, i0, BI, BJ), q, dh)[0]
+def relevance_kernel(q, k, w, r, i0, BI, BJ, z_and_m=root_and_mask):
+    z, m = z_and_m(q, k, w, r, i0, BI, BJ)
+    return z * z * m
 
 
 def bounds_kernel(T, S, w, i0, BI, BJ):
@@ -71,99 +68,96 @@ def bounds_kernel(T, S, w, i0, BI, BJ):
     return torch.stack(visits)
 
 
+def in_loop(q, k, w, i0, BI, BJ):
+    """Which keys (T, S) the loop of the query's block visits."""
+    visits = bounds_kernel(len(q), len(k), w, i0, BI, BJ)
+    return visits[torch.arange(len(q)) // BI, : len(k)]
+
+
+def in_last_turn(q, k, w, i0, BI, BJ):
+    """Which keys (T, S) the last turn of this loop visits."""
+    visits = in_loop(q, k, w, i0, BI, BJ)
+    j = torch.arange(len(k))
+    return visits * (j >= (visits * j).amax(1, keepdim=True) // BJ * BJ)
+
+
+# In one case of the next two NaN stands outside the window.
+def forward_kernel(q, k, v, w, r, i0, BI, BJ, z_and_m=root_and_mask):
+    k = k.nan_to_num()
+    v = v.nan_to_num()
+    z, m = z_and_m(q, k, w, r, i0, BI, BJ)
+    alpha_d = z * z * m
+    return (alpha_d * in_loop(q, k, w, i0, BI, BJ)) @ v
+
+
+def dq_kernel(q, k, v, w, r, dh, i0, BI, BJ, z_and_m=root_and_mask):
+    k = k.nan_to_num()
+    v = v.nan_to_num()
+    z, m = z_and_m(q, k, w, r, i0, BI, BJ)
+    dz = 2 * z * m * (dh @ v.T)
+    return (dz * in_loop(q, k, w, i0, BI, BJ)) @ k / r
+
+
 RIGHT = {f.__name__: f for f in (similarity_kernel, relevance_kernel, bounds_kernel,
                                  forward_kernel, dq_kernel)}
 
 
 # ------------------------------------------------------------------------------ their mistakes
 
-def wrong(**steps):
-    """A wrong alpha_d, with other steps of `of_pairs`."""
-    return lambda *inputs: of_pairs(*inputs, **steps)
-
-
 def first_block(x, n):
     """The first n rows of x, over and over."""
     return x[torch.arange(len(x)) % n]
 
 
-def in_loop(q, k, w, i0, BI, BJ, last_only=False):
-    """Which keys (T, S) the loop of the query's block visits, or only its last turn."""
-    visits = bounds_kernel(len(q), len(k), w, i0, BI, BJ)
-    if last_only:
-        j = torch.arange(visits.shape[1])
-        visits = visits * (j >= (visits * j).amax(1, keepdim=True) // BJ * BJ)
-    return visits[torch.arange(len(q)) // BI, : len(k)]
-
-
-def screened(alpha_d):
-    """A wrong h by a wrong alpha_d, a function of (q, k, w, r, i0, BI, BJ)."""
-    def forward_kernel(q, k, v, w, r, *x):
-        return (alpha_d(q, k, w, r, *x) * in_loop(q, k, w, *x)) @ v.nan_to_num()
-    return forward_kernel
-
-
-def slope(factor=lambda z, m, dy: 2 * z * m * dy, keys=torch.nan_to_num, s=lambda q, k: q @ k.T,
-          z=root_of_trim, m=ms.softmask, d=distance):
-    """A wrong dq: factor(z, m, dh . v) in place of dz = 2 z m (dh . v), or other steps of z and m.
-
-    keys: a function of k and v; in one case NaN stands outside the window.
-    """
-    def dq_kernel(q, k, v, w, r, dh, i0, BI, BJ):
-        k, v = keys(k), keys(v)
-        mask = m(d(len(q), len(k), i0, BI, BJ), w)
-        dz = factor(z(s(q, k), r), mask, dh @ v.T) * in_loop(q, k, w, i0, BI, BJ)
-        return dz @ k / r
-    return dq_kernel
-
-
-def dq_of_the_last_block(q, k, v, w, r, dh, i0, BI, BJ):
-    last = in_loop(q, k, w, i0, BI, BJ, last_only=True)
-    return slope(lambda z, m, dy: 2 * z * m * dy * last)(q, k, v, w, r, dh, i0, BI, BJ)
-
-
 OUTSIDE = ("blocks of keys outside the window were read, where there is NaN: loop from lo to hi, "
            "as in exercise 4.3")
 SEES = "the block's first query sees keys from i - ceil(w) + 1 on"
-DIVIDED = "s must not be divided by the root of d_K: it is the cosine of an angle"
+SIMILARITY = "return q @ k.T"
+PROGRAM = "program takes the first block of queries: they begin at program_id(0) * BI"
 
-# Wrong steps of `of_pairs`, which dq has, too.
-OF_ALPHA = [
-    ({"s": lambda q, k: q @ k.T / q.shape[1] ** 0.5}, DIVIDED),
-    ({"d": lambda T, S, i0, BI, BJ: distance(T, S, 0, BI, BJ)}, "i0 is ignored: query t is at "
-     "position i0 + t"),
-    ({"d": lambda T, S, i0, BI, BJ: torch.arange(S) - (i0 + torch.arange(T) % BI)[:, None]},
-     "the positions of the queries lack t0 = program_id(0) * BI"),
-    ({"d": lambda T, S, i0, BI, BJ: torch.arange(S) % BJ - (i0 + torch.arange(T))[:, None]},
-     "the positions of the keys lack j0, their block's first"),
-    ({"d": lambda *sizes: -distance(*sizes)}, "d is j - i, negative in the past"),
-    *[({"m": m}, says) for m, says in MASKS],
-    *[({"z": z}, says) for z, says in ROOTS[:-1]],
-    ({"z": lambda s, r: s.softmax(-1)}, "this is a softmax: z = max(1 - (1 - s)/r, 0)")]
-# And those that it has not.
-OF_FORWARD = [
-    *OF_ALPHA,
-    ({"z": ROOTS[-1][0]}, ROOTS[-1][1]),
-    *[({"alpha": lambda z, m, c=c, a=a, b=b: c * z**a * m**b}, "alpha_d is z^2 m: yours is "
-       f"{c} z^{a} m^{b}") for c, a, b in [*FACTORS, (1, 3, 1)] if (c, a, b) != (1, 2, 1)],
-    ({"alpha": lambda z, m: z * z + m}, "m multiplies: alpha_d = z^2 m"),
-    ({"alpha": lambda z, m: F.normalize(z * z * m, p=1, dim=1, eps=1e-9)}, "nothing may compete: "
-     "do not divide by the sum of relevances")]
+# Where z and m are wrong.
+OF_PAIRS = [
+    ("q @ k.T", "q @ k.T / q.shape[1] ** 0.5", DIVIDED),
+    ("i0 + t", "t", "i0 is ignored: query t is at position i0 + t"),
+    ("i0 + t", "i0 + t % BI", "the positions of the queries lack t0 = program_id(0) * BI"),
+    ("d = j", "d = j % BJ", "the positions of the keys lack j0, their block's first"),
+    ("j - i[:, None]", "i[:, None] - j", "d is j - i, negative in the past"),
+    *MASKS,
+    *ROOTS[:-1],
+    (ROOT, "s.softmax(-1)", "this is a softmax: z = max(1 - (1 - s)/r, 0)")]
+
+
+def of_pairs(kernel, *more):
+    """The mistakes of a kernel that has a wrong z or m."""
+    return [(functools.partial(kernel, z_and_m=wrong), says)
+            for wrong, says in edits(root_and_mask, *OF_PAIRS, *more)]
+
+
+def of_alpha(kernel):
+    """The mistakes of a kernel that computes alpha_d, all of which dq does not show."""
+    return [
+        *of_pairs(kernel, ROOTS[-1]),
+        *edits(kernel,
+               *[("z * z * m", f"{c} * z**{a} * m**{b}", "alpha_d is z^2 m: yours is "
+                  f"{c} z^{a} m^{b}") for c, a, b in FACTORS if (c, a, b) != (1, 2, 1)],
+               ("z * z * m", "z * z + m", "m multiplies: alpha_d = z^2 m"),
+               ("z * z * m", "z * z * m / (z * z * m).sum(1, keepdim=True).clamp_min(1e-9)",
+                "nothing may compete: do not divide by the sum of relevances"),
+               ("z_and_m(q, k, w, r,", "z_and_m(q, k, w, w.clamp(max=1e6),", "1 - s is divided by "
+                "w: W and R are swapped"))]
+
 
 # {kernel: [(a wrong one in PyTorch, what to say to those who have its results)]}
 MISTAKES = {
-    "similarity_kernel": [
-        (lambda q, k, BI, BJ: first_block(q, BI) @ k.T, "each program takes the first block of "
-         "queries: they begin at program_id(0) * BI"),
-        (lambda q, k, BI, BJ: q @ first_block(k, BJ).T, "each program takes the first block of "
+    "similarity_kernel": edits(
+        similarity_kernel,
+        (SIMILARITY, "return first_block(q, BI) @ k.T", f"each {PROGRAM}"),
+        (SIMILARITY, "return q @ first_block(k, BJ).T", "each program takes the first block of "
          "keys: they begin at program_id(1) * BJ"),
-        (lambda q, k, BI, BJ: q @ torch.where(torch.arange(len(k))[:, None] < len(q), k, 0.0).T,
+        (SIMILARITY, "return q @ torch.where(torch.arange(len(k))[:, None] < len(q), k, 0.0).T",
          "the keys have S rows: load rows < S, not rows < T"),
-        (lambda q, k, BI, BJ: q @ k.T / q.shape[1] ** 0.5, DIVIDED)],
-    "relevance_kernel": [
-        *[(wrong(**steps), says) for steps, says in OF_FORWARD],
-        (lambda q, k, w, r, *x: relevance_kernel(q, k, w, w, *x), "1 - s is divided by w: W and R "
-         "are swapped")],
+        ("k.T", "k.T / q.shape[1] ** 0.5", DIVIDED)),
+    "relevance_kernel": of_alpha(relevance_kernel),
     "bounds_kernel": edits(
         bounds_kernel,
         ("math.ceil", "math.floor", f"w is rounded down: {SEES}"),
@@ -181,33 +175,26 @@ MISTAKES = {
         ("first // BJ * BJ", "-(-first // BJ) * BJ", "lo is rounded up: round it down, to the "
          "multiple of BJ before the first key"),
         ("min(t0 + BI, T) - 1", "t0 + BI - 1", "the last query of the last block is T - 1"),
-        ("i0 + t0", "i0", "min(t0 + BI, T)", "min(BI, T)", "each program takes the first block of "
-         "queries: they begin at program_id(0) * BI"),
+        ("i0 + t0", "i0", "min(t0 + BI, T)", "min(BI, T)", f"each {PROGRAM}"),
         ("i0 + t0", "t0", "i0 + min", "min", "i0 is ignored: query t is at position i0 + t"),
         ("end if first < end else lo", "end", "where the block sees no key, lo = hi")),
     "forward_kernel": [
-        *[(screened(wrong(**steps)), says) for steps, says in OF_FORWARD],
-        (lambda q, k, v, w, r, i0, BI, BJ: relevance_kernel(first_block(q, BI), k.nan_to_num(), w,
-         r, i0, BI, BJ) @ v.nan_to_num(), "each program takes the first block of q: it begins at "
-         "program_id(0) * BI"),
-        (screened(lambda q, k, w, r, *x: of_pairs(q, k, w, r, *x) * in_loop(
-            q, k, w, *x, last_only=True)), "only the last block of keys counts: add up, h += .."),
-        (lambda q, k, v, w, r, *x: forward_kernel(q, k, v, w, w.clamp(max=1e6), *x), "1 - s is "
-         "divided by w: W and R are swapped"),
-        (lambda *inputs: ms.tanh_norm(forward_kernel(*inputs)), "TanhNorm comes later: this kernel "
-         "returns h"),
-        (lambda q, k, v, w, r, i0, BI, BJ: relevance_kernel(q, k, w, r, i0, BI, BJ) @ v, OUTSIDE)],
+        *of_alpha(forward_kernel),
+        *edits(forward_kernel,
+               ("z_and_m(q,", "z_and_m(first_block(q, BI),", f"each {PROGRAM}"),
+               ("in_loop", "in_last_turn", "only the last block of keys counts: add up, h += .."),
+               ("v = v.nan_to_num()", "", OUTSIDE))],
     "dq_kernel": [
-        *[(slope(**steps), says) for steps, says in OF_ALPHA],
-        *[(slope(lambda z, m, dy, c=c, a=a, b=b: c * z**a * m**b * dy), "dz is 2 z m (dh . v): "
-           f"yours is {c} z^{a} m^{b} (dh . v)") for c, a, b in FACTORS if (c, a, b) != (2, 1, 1)],
-        *with_r(dq_kernel, at=4),
-        (lambda q, *x: dq_kernel(q, *x) / q.shape[1] ** 0.5, DIVIDED),
-        (slope(lambda z, m, dy: 2 * z * m), "dh . v is missing: dz = 2 z m (dh . v)"),
-        (lambda q, k, v, w, r, dh, *x: dq_kernel(q, k, v, w, r, first_block(dh, x[1]), *x), "each "
-         "program takes the first block of dh: it begins at program_id(0) * BI"),
-        (dq_of_the_last_block, "only the last block of keys counts: add up, dq += .."),
-        (slope(keys=lambda x: x), OUTSIDE)],
+        *of_pairs(dq_kernel),
+        *edits(dq_kernel,
+               *[("2 * z * m", f"{c} * z**{a} * m**{b}", "dz is 2 z m (dh . v): yours is "
+                  f"{c} z^{a} m^{b} (dh . v)") for c, a, b in FACTORS if (c, a, b) != (2, 1, 1)],
+               *WITH_R,
+               (" * (dh @ v.T)", "", "dh . v is missing: dz = 2 z m (dh . v)"),
+               ("dh @", "first_block(dh, BI) @", "each program takes the first block of dh: it "
+                "begins at program_id(0) * BI"),
+               ("in_loop", "in_last_turn", "only the last block of keys counts: add up, dq += .."),
+               ("v = v.nan_to_num()", "", OUTSIDE))],
 }
 
 
