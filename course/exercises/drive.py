@@ -154,8 +154,8 @@ def initialized(multiscreen, seed=0):
         return multiscreen(ms.Config(vocab_size=300, N_L=3, N_H=5, d_E=81, w_th=100.0))
 
 
-def initialize(multiscreen, what, deviation):
-    """A parameter, or what is seen of a matrix with that deviation, or how many pairs are alike."""
+def initialize(multiscreen, what):
+    """A scale, or what is seen of the numbers of a matrix, or how many pairs of them are alike."""
     model = initialized(multiscreen)
     if what == "matrices":
         matrices = [p for made in (model, initialized(multiscreen, 1)) for p in made.parameters()
@@ -163,10 +163,10 @@ def initialize(multiscreen, what, deviation):
         begin = torch.stack([p.detach().flatten()[:32] / p.detach().std() for p in matrices])
         return ((begin[:, None] - begin).square().mean(-1) < 1e-3).sum() - len(matrices)
     named = [p.detach() for n, p in model.named_parameters() if n.rpartition(".")[2] == what]
-    if not deviation:
-        return torch.cat(named)
-    x = torch.cat([p.flatten() for p in named]) / deviation
-    return torch.stack((x.mean(), x.std(), x.abs().mean() / x.std() * math.sqrt(math.pi / 2)))
+    x = torch.cat([p.flatten() for p in named])
+    if named[0].ndim == 1:
+        return x
+    return torch.stack((x.mean(), x.std(), math.sqrt(math.pi / 2) * x.abs().mean()))
 
 
 def loss(model, tokens, targets, trained):
