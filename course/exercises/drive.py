@@ -1,14 +1,13 @@
-"""How tests use what you write where that is a method or a class: parts 2 and 3.
+"""How tests use what you write, where it is no plain function of tensors.
 
 This file runs beside your code and beside the right code alike, and contains no solution.
 `multiscreen` is the repository's in one process, and in yours what this exercise may use of it.
 """
 import functools
+import inspect
 import math
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import multiscreen as ms
 from course.exercises.child import Wrong, own
@@ -19,40 +18,71 @@ MODEL = ("embed", "logits", "loss", "generate")
 
 
 def random(seed):
+    """A generator of random numbers of its own."""
     return torch.Generator().manual_seed(seed)
 
 
 def yours(file, name):
-    """What you wrote as a function of tensors."""
-    if name == "gradients":
-        return watched(own(file, name))
+    """What you wrote, as a test calls it."""
+    if name.endswith("_kernel"):
+        from course.exercises import launch  # imports triton, which is only on Linux
+
+        return launch.yours(file, name)
     if name in WHOLE:
-        return functools.partial(WHOLE[name], functools.partial(whole, file))
-    if name in ("cache", "initialize"):
-        written = own(file, "KeyCache" if name == "cache" else "Multiscreen")
-        return functools.partial(CALLS[name], written)
+        return call_of(name, functools.partial(whole, file))
+    if name not in (*LAYER, *MODEL):
+        return call_of(name, own(file, CLASSES.get(name, name)))
 
     # A method stands in a layer or model of multiscreen.py, with what you have added to the class.
-    if hasattr(ms, "KeyCache"):
-        file.KeyCache = ms.KeyCache
     kind = "Multiscreen" if name in MODEL else "GatedScreeningTiles"
     written = own(file, kind)
     if not hasattr(written, name):
         raise Wrong(f"{kind} has no {name}")
     added = {other: f for other, f in vars(written).items()
              if other not in (*LAYER, *MODEL) and not other.startswith("__")}
-    return driven(name, added | {name: getattr(written, name)})
+    return call_of(name, getattr(written, name), added)
 
 
-def driven(name, methods):
-    """A method in a layer or model as a function of tensors."""
+def call_of(name, written, added=()):
+    """What you wrote, or right or wrong code, as a test calls it: a function of tensors."""
+    if name not in (*LAYER, *MODEL):
+        return functools.partial(CALLS[name], written) if name in CALLS else written
+    methods = dict(added) | {name: written}
+
     def f(*inputs):
         made = a_layer(methods) if name in LAYER else a_model(methods)
-        if name in CALLS:
-            return CALLS[name](made, *inputs)
-        return getattr(made, name)(*inputs)
+        return CALLS.get(name, written)(made, *inputs)
 
     return f
+
+
+def names_of_inputs(name, right):
+    """The names of a call's inputs, without what is called."""
+    names = list(inspect.signature(CALLS.get(name, right)).parameters)
+    return names[1:] if name in CALLS or names[0] == "self" else names
+
+
+def named(names, found):
+    """Several results by their names."""
+    if not isinstance(found, (tuple, list)) or len(found) != len(names):
+        kind = f"{len(found)} things" if isinstance(found, (tuple, list)) else "one thing"
+        raise Wrong(f"this returns {kind}; it should return {', '.join(names)}")
+    return dict(zip(names, found))
+
+
+# -------------------------------------------------------------------------- parts 1 and 3
+
+def mipe_angle(f, i, w, w_th):
+    """An angle in [0, 2 pi). No right one here is just below 2 pi."""
+    return torch.remainder(f(i, w, w_th), 2 * math.pi)
+
+
+def pairs(f, *inputs):
+    return named(("z", "m", "d"), f(*inputs))
+
+
+def gradients(f, *inputs):
+    return named(("dq", "dk", "dv", "dw", "dr"), f(*inputs))
 
 
 # ---------------------------------------------------------------------- layers and models
@@ -125,25 +155,15 @@ def forward(layer, x, pieces):
 
 
 def cache(kind, k, v, w):
-    """The keys and values that queries may see after 20, 4 and 1 tokens, and each cache.end."""
-    made, found = kind(), []
-    for part in (slice(0, 20), slice(20, 24), slice(24, 25)):
-        kept, values = made.append(k[:, :, part], v[:, :, part], w)
-        first = part.stop - kept.shape[2]
-        oldest = max(part.start - math.ceil(min(w.max().item(), 2**30)) + 1, 0)
-        found.append([at_positions(kept, first, oldest, part.stop),
-                      at_positions(values, first, oldest, part.stop), torch.tensor([made.end])])
-    keys, values, ends = zip(*found)
-    return torch.cat(keys, 2), torch.cat(values, 2), torch.cat(ends)
-
-
-def at_positions(x, first, oldest, end):
-    """The keys at the positions oldest to end - 1, with NaN for missing ones."""
-    seen = x.new_full((*x.shape[:2], end - oldest, x.shape[3]), torch.nan)
-    for n in range(x.shape[2]):
-        if oldest <= first + n < end:
-            seen[:, :, first + n - oldest] = x[:, :, n]
-    return seen
+    """What queries see through a cache after 20, 4 and 1 tokens, and each cache.end."""
+    made, found, ends = kind(), [], []
+    for tokens in (slice(0, 20), slice(20, 24), slice(24, 25)):
+        new = k[:, :, tokens]
+        keys, values = made.append(new, v[:, :, tokens], w)
+        found.append(ms.screen(new, keys, values, w, torch.ones_like(w),
+                               keys.shape[2] - new.shape[2]))
+        ends.append(made.end)
+    return {"what queries see": torch.cat(found, 2), "cache.end": torch.tensor(ends)}
 
 
 @functools.cache
@@ -155,33 +175,31 @@ def initialized(multiscreen, seed=0):
 
 
 def initialize(multiscreen, what):
-    """A scale, or what is seen of the numbers of a matrix, or how many pairs of them are alike."""
+    """A scale, or what is seen of a matrix's numbers, or how many matrices begin alike."""
     model = initialized(multiscreen)
     if what == "matrices":
         matrices = [p for made in (model, initialized(multiscreen, 1)) for p in made.parameters()
                     if p.ndim > 1]
         begin = torch.stack([p.detach().flatten()[:32] / p.detach().std() for p in matrices])
-        return ((begin[:, None] - begin).square().mean(-1) < 1e-3).sum() - len(matrices)
+        alike = (begin[:, None] - begin).square().mean(-1) < 1e-3
+        return {"the number of matrices that are like another": alike.sum() - len(matrices)}
     named = [p.detach() for n, p in model.named_parameters() if n.rpartition(".")[2] == what]
     x = torch.cat([p.flatten() for p in named])
     if named[0].ndim == 1:
-        return x
-    return torch.stack((x.mean(), x.std(), math.sqrt(math.pi / 2) * x.abs().mean()))
+        return {what: x}
+    return {f"the mean of {what}": x.mean(), f"the standard deviation of {what}": x.std(),
+            f"sqrt(pi/2) times the mean of abs({what})": math.sqrt(math.pi / 2) * x.abs().mean()}
 
 
-def loss(model, tokens, targets, trained):
-    """The loss, or its gradient with s_F."""
+def loss(model, tokens, targets):
     found = model.loss(tokens, targets)
-    if not trained:
-        return found
     model.s_F.grad = torch.zeros(1)
-    if found.requires_grad:
+    if torch.is_tensor(found) and found.numel() == 1 and found.requires_grad:
         found.backward()
-    return model.s_F.grad
+    return {"the value": found, "the gradient dL/ds_F": model.s_F.grad}
 
 
-def generate(model, tokens, n, counted):
-    """The new tokens, or how many go through a layer at a time after the prompt."""
+def generate(model, tokens, n):
     lengths = []
 
     def count(q, *inputs):
@@ -191,10 +209,8 @@ def generate(model, tokens, n, counted):
     model.screen = count
     model.s_F.data.fill_(-2)                           # flat: sampling finds other tokens
     found = model.generate(tokens, n)
-    return torch.tensor(max(lengths[len(model.layers) :])) if counted else found
-
-
-CALLS = {f.__name__: f for f in (screening, forward, cache, initialize, loss, generate)}
+    later = torch.tensor(lengths[len(model.layers) :])
+    return {"the value": found, "the number of tokens in a step after the prompt": later.max()}
 
 
 # ------------------------------------------------------------------------- the whole model
@@ -214,18 +230,16 @@ def whole(file, config, weights):
     return model
 
 
-def whole_logits(make, config, weights, tokens):
-    return make(config, weights)(tokens).detach()
-
-
-def whole_generate(make, config, weights, tokens, n):
-    return make(config, weights).generate(tokens, n)
+def whole_model(make, config, weights, tokens, n):
+    model = make(config, weights)
+    return {"the logits": model(tokens), "the new tokens": model.generate(tokens[:, :6], n)}
 
 
 def whole_gradients(make, config, weights, x):
     model = make(config, weights)
     model.loss(x[None, :-1], x[None, 1:]).backward()
-    return tuple(torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters())
+    return {f"dL/d({name})": torch.zeros_like(p) if p.grad is None else p.grad
+            for name, p in model.named_parameters()}
 
 
 def train(make, config, weights, text, steps):
@@ -246,32 +260,7 @@ def train(make, config, weights, text, steps):
 
 
 # By the names that messages have for them.
-WHOLE = {"the whole model": whole_logits, "the whole model with trained weights": whole_logits,
-         "generate with your own cache": whole_generate, "the loss": whole_gradients,
-         "training": train}
-
-
-# ---------------------------------------------------------------------- part 3: memory
-
-class Watch(TorchDispatchMode):
-    """Looks at all tensors that PyTorch's functions return."""
-    largest = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        sizes = [x.numel() for x in tree_leaves(out) if torch.is_tensor(x)]
-        self.largest = max([self.largest, *sizes])
-        return out
-
-
-def watched(f):
-    """`gradients`, which must not have a tensor with a number for each of 96 queries and keys."""
-    def gradients(q, k, *inputs):
-        with Watch() as watch:
-            found = f(q, k, *inputs)
-        if len(q) == len(k) == 96 and watch.largest >= 96 * 96:
-            raise Wrong(f"for 96 queries and 96 keys there is a tensor of {watch.largest} numbers: "
-                        "compute block by block, without a T x S tensor")
-        return found
-
-    return gradients
+WHOLE = {"the whole model": whole_model, "the loss": whole_gradients, "training": train}
+CLASSES = {"cache": "KeyCache", "initialize": "Multiscreen"}
+CALLS = WHOLE | {f.__name__: f for f in (mipe_angle, pairs, gradients, screening, forward, cache,
+                                         initialize, loss, generate)}

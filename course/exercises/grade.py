@@ -23,8 +23,9 @@ import torch
 from torch.nn.functional import normalize
 
 import multiscreen
-from course.exercises import child
-from course.exercises.messages import agree, is_plain, message, same
+from course.exercises import child, drive
+from course.exercises.drive import random
+from course.exercises.messages import agree, message, same
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -36,13 +37,13 @@ if os.environ.get("EXERCISES"):
 SECONDS = 60                                           # an exercise that takes longer hangs
 TO_DO, HUNG, ENDED = "still to do", "this did not finish", "your code ended the program"
 
-# What multiscreen.py has of the exercises, each after those that it may use.
+# What multiscreen.py has of the exercises, each after those that it may use, with their helpers.
 IN_ORDER = [
     "window", "acceptance", "unit", "mipe_angle", "mipe", "trim", "softmask", "relevance", "screen",
     "tanh_norm", "KeyCache", "GatedScreeningTiles.project", "GatedScreeningTiles.gate",
     "GatedScreeningTiles.screening", "GatedScreeningTiles.forward", "Multiscreen.embed",
-    "Multiscreen.head", "Multiscreen.logits", "Multiscreen.nats", "Multiscreen.loss",
-    "Multiscreen.stream", "Multiscreen.generate"]
+    "Multiscreen.logits", "Multiscreen.head", "Multiscreen.loss", "Multiscreen.nats",
+    "Multiscreen.generate", "Multiscreen.stream"]
 
 
 def fail(message):
@@ -75,12 +76,10 @@ def server():
     return process, folder
 
 
-def ask(part, name, cases, given, replaced, driver):
+def ask(part, name, cases, given):
     """What your file's function returns in each case: a list of what `child.results` returns.
 
     cases: (inputs, trained) each. given: the text of the multiscreen.py that your file may import.
-    replaced: the names of functions of your file in whose place it gets those of that text.
-    driver: the file whose `yours` makes a function of what you wrote, if it is none of tensors.
     """
     path = FOLDER / f"{part}.py"
     if not path.is_file():
@@ -92,7 +91,7 @@ def ask(part, name, cases, given, replaced, driver):
         folder = Path(folder)
         shutil.copy(path, folder)
         (folder / "multiscreen.py").write_text(given)
-        torch.save((part, name, driver, replaced, cases), folder / "request.pt")
+        torch.save((part, name, cases), folder / "request.pt")
         process.stdin.write(f"{folder}\t{SECONDS}\n")
         process.stdin.flush()
         code = process.stdout.readline().strip()
@@ -101,20 +100,21 @@ def ask(part, name, cases, given, replaced, driver):
             fail(f"{HUNG} in {SECONDS} seconds")
         if code != "0" or not (folder / "results.pt").exists():
             fail(f"{ENDED}, with exit code {code}")
-        found = torch.load(folder / "results.pt", weights_only=True)
-    if isinstance(found, str):
-        fail(found)
-    return found
+        return torch.load(folder / "results.pt", weights_only=True)
 
 
 def before(name):
-    """multiscreen.py as a text, without the exercise `name` and those after it."""
-    removed = IN_ORDER[IN_ORDER.index(name) :]
+    """multiscreen.py as a text, without the exercise `name` and those after it.
+
+    Its functions and KeyCache stand in for yours, as __all__ says.
+    """
+    n, = (n for n, there in enumerate(IN_ORDER) if there.rpartition(".")[2] == name)
     tree = ast.parse(inspect.getsource(multiscreen))
     for node, prefix in [(tree, "")] + [(c, f"{c.name}.") for c in tree.body
                                         if isinstance(c, ast.ClassDef)]:
-        node.body = [x for x in node.body if f"{prefix}{getattr(x, 'name', '')}" not in removed]
-    return ast.unparse(tree)
+        node.body = [x for x in node.body
+                     if f"{prefix}{getattr(x, 'name', '')}" not in IN_ORDER[n:]]
+    return f"{ast.unparse(tree)}\n__all__ = {[x for x in IN_ORDER[:n] if '.' not in x]}"
 
 
 def missing(name, others):
@@ -132,41 +132,16 @@ def missing(name, others):
 
 # ------------------------------------------------------------------------------ comparisons
 
-@dataclass
+@dataclass(eq=False)
 class Case:
     """Inputs on which your function is compared with the right one.
 
     hint: what to say where no mistake is known. tolerance: relative to the largest right value, or
-    absolute where all are below 1. zero: how large a number may be where the right one is 0.
-    through: a function of the value; what it returns is compared.
-    outputs: the names of the results of a function that returns several; then, or without
-    `gradients`, only values are compared, else also the gradients of all inputs.
+    absolute where all are below 1.
     """
     inputs: tuple
     hint: str = ""
     tolerance: float = 1e-5
-    zero: float = 1e-12
-    through: object = None
-    outputs: tuple = ()
-    gradients: bool = True
-
-    def request(self, names):
-        """The inputs, and which of them get gradients, {position: name}. names: of the inputs."""
-        if self.outputs or not self.gradients:
-            return self.inputs, {}
-        return self.inputs, {n: names[n] for n, x in enumerate(self.inputs)
-                             if torch.is_tensor(x) and x.is_floating_point()}
-
-    def read(self, found):
-        """{the name of a result: the result}, of what a function has returned."""
-        if isinstance(found, str):
-            return {"a message": found}
-        y = found.get("the value")
-        if self.outputs and isinstance(y, tuple) and len(y) == len(self.outputs):
-            found = dict(zip(self.outputs, y))
-        if self.through is not None and is_plain(y):
-            found = found | {"the value": self.through(y)}
-        return found
 
 
 def case(*inputs, **options):
@@ -175,10 +150,11 @@ def case(*inputs, **options):
 
 @dataclass
 class Exercise:
-    """What is compared, and what to say: see `ask` and `Case`. right: the right function.
+    """What is compared, and what to say. right: the right function, or class.
 
-    mistakes: pairs (a wrong function, what to say to those who have its results). hint: what to say
-    where no mistake is known, and the case has no hint of its own. names: those of the inputs.
+    mistakes: pairs (a wrong one, what to say to those who have its results). hint: what to say
+    where no mistake is known, and the case has no hint of its own. given: see `ask`. gradients:
+    whether the gradients of all inputs are compared, too.
     """
     part: str
     name: str
@@ -186,62 +162,59 @@ class Exercise:
     mistakes: tuple = ()
     hint: str = ""
     given: str = ""
-    replaced: tuple = ()
-    driver: str = ""
-    names: tuple = ()
+    gradients: bool = True
 
     def grade(self, *cases):
         """Compare your function with the right one in each case."""
-        names = self.names or tuple(inspect.signature(self.right).parameters)
-        found = self.yours(cases, names)
-        for n, case in enumerate(cases):
-            if "a message" in found[n]:
-                fail(found[n]["a message"])
-            wanted = results(self.right, case, names)
+        found = self.yours(cases)
+        for n, (case, mine) in enumerate(zip(cases, found, strict=True)):
+            if "a message" in mine:
+                fail(mine["a message"])
+            wanted = self.results(self.right, case)
             wrong = [what for what in ["an error", *wanted]
-                     if not agree(found[n].get(what), wanted.get(what), case)]
+                     if not agree(mine.get(what), wanted.get(what), case)]
             if wrong:
-                first, second = self.yours([case, case], names)
+                first, second = self.yours([case, case])
                 if "an error" not in first and not same(second, first, case):
                     fail(f"{self.name} has another result when it is called again: nothing in this "
                          "exercise is drawn at random, such as by sampling or dropout, or "
                          "remembered from an earlier call")
-                causes = causes_of(found, self.mistakes, cases, n, names)
-                fail(message(case, causes, found[n], wanted, wrong, self.name, self.hint))
+                causes = self.causes_of(found, cases, n)
+                fail(message(case, causes, mine, wanted, wrong, self.name, self.hint))
 
-    def yours(self, cases, names):
+    def request(self, case):
+        """The inputs, and which of them get gradients, {position: name}."""
+        if not self.gradients:
+            return case.inputs, {}
+        names = drive.names_of_inputs(self.name, self.right)
+        return case.inputs, {n: names[n] for n, x in enumerate(case.inputs)
+                             if torch.is_tensor(x) and x.is_floating_point()}
+
+    def yours(self, cases):
         """The results of your function in each case."""
-        found = ask(self.part, self.name, [case.request(names) for case in cases], self.given,
-                    self.replaced, self.driver)
-        return [case.read(x) for case, x in zip(cases, found, strict=True)]
+        return ask(self.part, self.name, [self.request(case) for case in cases], self.given)
 
+    def results(self, written, case):
+        """The results of right or wrong code."""
+        return child.results(drive.call_of(self.name, written), "", *self.request(case))
 
-def results(f, case, names):
-    """The results of a function that is at hand."""
-    return case.read(child.results(f, "", *case.request(names)))
+    def causes_of(self, found, cases, n):
+        """What to say about the mistakes that have your results, in case n and all before it.
 
-
-def causes_of(found, mistakes, cases, n, names):
-    """What to say about the known mistakes that have your results, in case n and all before it.
-
-    Where several have, the later cases decide, if they can.
-    """
-    for m, case in enumerate(cases):
-        alike = [(wrong, cause) for wrong, cause in mistakes
-                 if same(results(wrong, case, names), found[m], case)]
-        if alike or m <= n:
-            mistakes = alike
-        if m >= n and len(mistakes) < 2:               # later cases have nothing to decide
-            break
-    return list(dict.fromkeys(cause for _, cause in mistakes))
+        Where several have, the later cases decide, if they can.
+        """
+        mistakes = self.mistakes
+        for m, case in enumerate(cases):
+            alike = [(wrong, cause) for wrong, cause in mistakes
+                     if same(self.results(wrong, case), found[m], case)]
+            if alike or m <= n:
+                mistakes = alike
+            if m >= n and len(mistakes) < 2:           # later cases have nothing to decide
+                break
+        return list(dict.fromkeys(cause for _, cause in mistakes))
 
 
 # ------------------------------------------------------------------------------------ inputs
-
-def random(seed):
-    """A generator of random numbers of its own."""
-    return torch.Generator().manual_seed(seed)
-
 
 def correlated(seed, B, H, T, S, K=16, V=8, dtype=torch.float64, rho=0.6):
     """Unit q, k, v around a direction of each tile: similarities spread around 0.7.

@@ -6,8 +6,6 @@ lines, (the right one, the wrong one), and a sentence.
 """
 import copy
 import dataclasses
-import functools
-import inspect
 import math
 from pathlib import Path
 
@@ -430,32 +428,14 @@ HINTS = {
 
 # ------------------------------------------------------------------------------------ the tests
 
-RIGHT = {f.__name__: f for f in (project, gate, screening, forward, embed, logits, loss, generate)}
-# What multiscreen.py calls an exercise. Yours may use what comes before it there.
-QUALIFIED = {name: f"GatedScreeningTiles.{name}" for name in drive.LAYER} | {
-    name: f"Multiscreen.{name}" for name in drive.MODEL} | {
-    "cache": "KeyCache", "initialize": "KeyCache", "generate": "Multiscreen.stream",
-    "logits": "Multiscreen.head", "loss": "Multiscreen.nats"}
-
-
-def driven(name, written):
-    """What a test calls of right or wrong code: a method, KeyCache or Multiscreen."""
-    if name in RIGHT:
-        return drive.driven(name, {name: written})
-    return functools.partial(drive.CALLS[name], written)
-
-
-def names_of(call):
-    """The names of a call's inputs, without what is called."""
-    return tuple(inspect.signature(call).parameters)[1:]
+RIGHT = {"cache": ms.KeyCache, "initialize": ms.Multiscreen} | {
+    f.__name__: f for f in (project, gate, screening, forward, embed, logits, loss, generate)}
 
 
 def check(name, *cases):
-    right = {"cache": ms.KeyCache, "initialize": ms.Multiscreen} | RIGHT
-    mistakes = [(driven(name, wrong), cause) for wrong, cause in MISTAKES.get(name, ())]
-    grade.Exercise("part2_model", name, driven(name, right[name]), mistakes, HINTS.get(name, ""),
-                   given=grade.before(QUALIFIED[name]), driver="drive",
-                   names=names_of(drive.CALLS.get(name, right[name]))).grade(*cases)
+    given = grade.before("KeyCache" if name in drive.CLASSES else name)
+    grade.Exercise("part2_model", name, RIGHT[name], MISTAKES.get(name, ()), HINTS.get(name, ""),
+                   given, gradients=name != "cache").grade(*cases)
 
 
 def draw_inputs(*shape):
@@ -496,10 +476,9 @@ def test_forward():
 
 def test_cache():
     k, v, _ = correlated(0, 1, 2, 25, 25)
-    check("cache", *[case(k, v, torch.tensor(w).double(), outputs=("a key", "a value", "cache.end"),
-          hint=f"append is called with 20, 4 and 1 new tokens, for windows of {w}: it must return "
-          "all keys that a new query may see, the oldest first, and all their values. Afterwards "
-          "cache.end must be 20, 24 and 25")
+    check("cache", *[case(k, v, torch.tensor(w).double(), hint=f"append is called with 20, 4 and 1 "
+          f"new tokens, for windows of {w}: it must return all keys that a new query may see, the "
+          "oldest first, and all their values. Afterwards cache.end must be 20, 24 and 25")
           for w in ([2.0, 5.0], [2.0, 5.5], [2.0, math.inf])])
 
 
@@ -507,15 +486,14 @@ def test_initialize():
     matrices = {"W_Q": (0.1 / 4, "0.1/sqrt(d_K)"), "W_K": (0.1 / 4, "0.1/sqrt(d_K)"),
                 "W_V": (0.1 / 8, "0.1/sqrt(d_V)"), "W_G": (0.1, "0.1"),
                 "W_O": (0.1 / 9, "0.1/sqrt(d_E)"), "W_E": (0.1 / 9, "0.1/sqrt(d_E)")}
-    scales = {"s_w": "is evenly spaced over the tiles of a layer, from 0 in the first to log w_th "
-                     "in the last",
+    scales = {"s_w": "itself, and not w, is evenly spaced over the tiles of a layer, from 0 in the "
+                     "first to log w_th in the last",
               "s_r": "is 0", "s_O": "is log(1/sqrt(N_H N_L)) in all tiles of all layers",
               "s_E": "is 0", "s_F": "is log sqrt(d_E)"}
     check("initialize",
           *[case(name, tolerance=0.03 * x, hint=f"{name} is drawn from N(0, {text}), the normal "
-                 f"distribution, where {text} is the standard deviation. The numbers below are the "
-                 "mean, the deviation, and sqrt(pi/2) times the mean of abs, which is the "
-                 "deviation, too, if the distribution is normal")
+                 f"distribution, where {text} is the standard deviation. It is also sqrt(pi/2) "
+                 "times the mean of the absolute values")
             for name, (x, text) in matrices.items()],
           *[case(name, hint=f"{name} {text}") for name, text in scales.items()],
           case("matrices", hint="two matrices begin with the same random numbers, in one model or "
@@ -536,16 +514,12 @@ def test_loss():
     inputs, targets = t[:, :-1], t[:, 1:].clone()
     some = targets.clone()
     some[0, 3:] = -100
-    check("loss", case(inputs, targets, False),
-          case(inputs, some, False, hint="targets of -100 do not count"),
-          case(inputs, targets, True, hint="the loss has no gradient, or a wrong one: is something "
-               "detached, or turned into a number?"))
+    check("loss", case(inputs, targets),
+          case(inputs, some, hint="targets of -100 do not count"))
 
 
 def test_generate():
-    t = some_tokens(2, 6)
-    check("generate", case(t, 7, False), case(t, 7, True, hint="after the prompt only one token at "
-                                              "a time goes through the layers"))
+    check("generate", case(some_tokens(2, 6), 7))
 
 
 # ------------------------------------------------------------------------- the whole model
@@ -558,30 +532,21 @@ def trained():
     return model
 
 
-def check_whole(name, theirs, *cases):
-    """Grade a call of your whole model beside that of a model of multiscreen.py."""
-    def right(config, weights, *inputs):
-        return drive.WHOLE[name](lambda config, weights: copy.deepcopy(theirs), config, weights,
-                                 *inputs)
+def whole_exercise(name, theirs):
+    """A call of your whole model beside that of a model of multiscreen.py."""
+    return grade.Exercise("part2_model", name, lambda config, weights: copy.deepcopy(theirs),
+                          given=grade.before("KeyCache"), gradients=False)
 
-    first = (dataclasses.asdict(theirs.config), dict(theirs.state_dict()))
-    for one in cases:
-        one.inputs = first + one.inputs
-    return grade.Exercise("part2_model", name, right, given=grade.before("KeyCache"),
-                          driver="drive", names=names_of(drive.WHOLE[name])).grade(*cases)
+
+def check_whole(name, theirs, *inputs, **options):
+    first = dataclasses.asdict(theirs.config), dict(theirs.state_dict())
+    whole_exercise(name, theirs).grade(case(*first, *inputs, **options))
 
 
 def test_model():
-    model, t = drive.a_model({}), some_tokens(2, 30)
-    check_whole("the whole model", model,
-                case(t, tolerance=1e-4, hint="the logits are wrong: do 2.1 to 2.7 pass?"))
-    check_whole("generate with your own cache", model,
-                case(t[:, :6], 7, hint="generate with your own cache and layers: do 2.3, 2.4, "
-                     "2.9 and 2.10 pass?"))
     tokens = torch.randint(256, (1, 200), generator=random(2))
-    check_whole("the whole model with trained weights", trained(),
-                case(tokens, tolerance=1e-3, hint="the logits are right, but not with trained "
-                     "weights: is something rounded?"))
+    check_whole("the whole model", trained(), tokens, 7, tolerance=1e-3, hint="with trained "
+                "weights: do 2.1 to 2.7 pass, and for the new tokens 2.9 and 2.10?")
 
 
 def test_training():
@@ -591,19 +556,14 @@ def test_training():
         config = ms.Config(vocab_size=30, N_L=1, N_H=2, d_E=16, d_V=16)
         theirs = ms.Multiscreen(config)
     text = torch.randint(30, (60,), generator=random(1)).repeat(20)      # a text to memorize
-    names = tuple(f"dL/d({name})" for name, _ in theirs.named_parameters())
-    check_whole("the loss", theirs, case(text[:60], outputs=names, tolerance=1e-4,
-                hint="a parameter has a wrong gradient: do 2.1 to 2.9 pass?"))
-    losses = []
-
-    def first_three(found):
-        losses.append(found.tolist())
-        return found[:3]
-
-    check_whole("training", theirs, case(text, 100, tolerance=1e-3, gradients=False,
-                through=first_three, hint="the losses of the first three steps differ: do 2.1 to "
-                "2.8 pass?"))
-    found, right = losses
+    check_whole("the loss", theirs, text[:60], tolerance=1e-4, hint="a parameter has a wrong "
+                "gradient: do 2.1 to 2.9 pass?")
+    check_whole("training", theirs, text, 3, tolerance=1e-3, hint="the losses of the first three "
+                "steps differ: do 2.1 to 2.8 pass?")
+    exercise = whole_exercise("training", theirs)
+    hundred = case(dataclasses.asdict(config), dict(theirs.state_dict()), text, 100)
+    found = exercise.yours([hundred])[0]["the value"]
+    right = exercise.results(exercise.right, hundred)["the value"]
     print("\n step   yours  theirs")
     for step in (0, 1, 2, 4, *range(9, 100, 10)):
         print(f"{step + 1:5d}  {found[step]:6.4f}  {right[step]:6.4f}")

@@ -15,7 +15,7 @@ if os.environ["TRITON_INTERPRET"] != "1":
                 allow_module_level=True)
 
 from course.exercises import grade  # noqa: E402
-from course.exercises.grade import correlated, random  # noqa: E402
+from course.exercises.grade import case, correlated, random  # noqa: E402
 from course.exercises.launch import visited  # noqa: E402
 from course.exercises.mistakes import (  # noqa: E402
     DIVIDED,
@@ -201,10 +201,8 @@ MISTAKES = {
 # -------------------------------------------------------------------------------- the tests
 
 def check(name, *cases):
-    grade.Exercise("part4_kernel", name, RIGHT[name], MISTAKES[name], driver="launch").grade(*cases)
-
-
-case = functools.partial(grade.case, gradients=False)
+    grade.Exercise("part4_kernel", name, RIGHT[name], MISTAKES[name],
+                   gradients=False).grade(*cases)
 
 
 def inputs(T, S, w, r=0.25):
