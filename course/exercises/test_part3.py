@@ -2,6 +2,7 @@
 import functools
 import inspect
 import math
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -13,16 +14,12 @@ from course.exercises.mistakes import (
     DIVIDED,
     FACTORS,
     INF,
-    MASK,
     MASKS,
     ROOT,
     ROOTS,
     WITH_R,
     edits,
 )
-
-GRADIENTS = ("dq", "dk", "dv", "dw", "dr")
-
 
 # ---------------------------------------------------------------------- the right functions
 
@@ -90,53 +87,31 @@ RIGHT = {f.__name__: f for f in (pairs, dv_block, dz_block, dq_block, dk_block, 
 # ---------------------------------------------------------------------------- their mistakes
 
 def block_by_block(q, k, v, w, r, dh, i0=0, size=16):
-    """`gradients`, where each block of queries sees the keys from `first` to `last`."""
-    mask = torch.zeros(len(q), len(k), dtype=q.dtype)
+    """`gradients`, as the sum over blocks of queries and keys."""
+    total = [torch.zeros_like(x) for x in (q, k, v, w, r)]
     for a in range(0, len(q), size):
         i = i0 + a
         last = i0 + min(a + size, len(q)) - 1
         reach = math.ceil(min(w, 1e6))
         first = max(i - reach + 1, 0)
         start = first // size * size
-        mask[a : a + size, start : max(last + 1, 0)] = 1
-    return of_pairs(mask, q, k, v, w, r, dh, i0)
-
-
-def overwritten(n):
-    """A wrong `gradients` whose n-th result is overwritten by each block, with = and not +=."""
-    def wrong(q, k, v, w, r, dh, i0=0, size=16):
-        found = list(gradients(q, k, v, w, r, dh, i0))
-        found[n] = torch.zeros_like(found[n])
-        for a in range(0, len(q), size):
-            start = max(i0 + a - math.ceil(min(w, 1e6)) + 1, 0) // size * size
-            for b in range(start, min(i0 + min(a + size, len(q)), len(k)), size):
-                queries, keys = slice(a, a + size), slice(b, b + size)
-                mask = torch.zeros(len(q), len(k), dtype=q.dtype)
-                mask[queries, keys] = 1
-                added = of_pairs(mask, q, k.nan_to_num(), v.nan_to_num(), w, r, dh, i0)[n]
-                rows = (queries, keys, keys, ..., ...)[n]
-                found[n][rows] = added[rows]
-        return found
-
-    return wrong
-
-
-def wrong_dw(slope=torch.sin, factor=0.5, everywhere=False, **powers):
-    """A wrong `dw_block`: another slope, factor or powers, or pairs outside the window, too."""
-    n = {"z": 2, "m": 0, "pi": 1, "d": 1, "w": -2} | powers
-
-    def dw_block(z, m, d, v, dh, w):
-        dm = factor * z ** n["z"] * m ** n["m"] * (dh @ v.T)
-        added = dm * slope(math.pi * (d / w)) * math.pi ** n["pi"] * d ** n["d"] * w ** n["w"]
-        return torch.where((m > 0) | everywhere, added, 0.0).sum()
-
-    return dw_block
+        end = min(last + 1, len(k))
+        for b in range(start, end, size):
+            queries, keys = slice(a, a + size), slice(b, min(b + size, end))
+            mask = torch.zeros(len(q), len(k), dtype=q.dtype)
+            mask[queries, keys] = 1
+            added = of_pairs(mask, q, k.nan_to_num(), v.nan_to_num(), w, r, dh, i0)
+            for n, rows in enumerate((queries, keys, keys, ..., ...)):
+                total[n][rows] += added[n][rows]
+    return total
 
 
 OUTSIDE = ("blocks outside the window were read, where there is NaN: the queries at i .. last see "
            "the keys max(i - ceil(w) + 1, 0) .. min(last, S - 1)")
 OWN_KEY = "the last query's own key is missing: the end is one past that query's position"
 SEES = "sees keys from i - ceil(w) + 1 on, where i is the position of its first query"
+MASK = "ms.softmask(d, w)"
+ADDED = "total[n][rows] += added[n][rows]"
 UNALIGNED = ("first // size * size", "first")
 
 # {function: [(a wrong one, what to say to those who have its results)]}. The first one counts.
@@ -150,9 +125,6 @@ MISTAKES = {
             ("j - i[:, None]", "i[:, None] - j"), ("return z, m, d", "return z, m, -d"))],
         ("return z, m, d", "return z, m, d.abs()", "d is j - i, negative in the past: it is no "
          "absolute value"),
-        *[("(d / w)", "d / w", f"m = {mask}", f"m = {wrong}", "math.pi * d is float32 for integers "
-           "d: math.pi * (d / w) has the dtype of w") for mask, wrong in (
-               (MASK, MASK), (MASK, f"{MASK}.double()"))],
         ("q @ k.T", "q @ k.T / q.shape[1] ** 0.5", DIVIDED),
         (ROOT, f"{ROOT}.square()", "z is Trim before its square: alpha_d = z^2 m"),
         *ROOTS,
@@ -193,20 +165,25 @@ MISTAKES = {
         (lambda dz, z, r: dz * (1 - z) / r, "sum over the pairs: dL/dr is one number"),
         (lambda dz, z, r: (dz * (1 - z)).mean() / r, "a gradient is the sum over the pairs, not "
          "their mean")],
-    "dw_block": [
-        *[(wrong_dw(**{x: n}), f"the power of {x} is wrong: dL/dm = z^2 (dh . v), and dm/dw = "
-           "sin(pi d/w) pi d/(2 w^2)") for x, n in (("z", 0), ("z", 1), ("m", 1), ("pi", 0),
-                                                   ("d", 0), ("d", 2), ("w", 0), ("w", -1))],
-        (wrong_dw(factor=1.0), "the 1/2 of Softmask is missing: m = (cos(pi d/w) + 1)/2"),
-        (wrong_dw(everywhere=True), "outside the window m stays 0, whatever w is: count only pairs "
-         "with m > 0"),
-        *[(wrong_dw(factor=factor, z=1, m=m), "dL/dm is not dL/dz: dL/dm = z^2 (dh . v)")
-          for factor, m in ((1.0, 0), (1.0, 1), (0.5, 1))],
-        (wrong_dw(slope=torch.cos), "the slope of cos is -sin, not cos"),
-        (wrong_dw(d=0, w=-1), "the slope of pi d/w with w is -pi d/w^2, not pi/w")],
+    "dw_block": edits(
+        dw_block,
+        *[(right, wrong, f"the power of {x} is wrong: dL/dm = z^2 (dh . v), and dm/dw = "
+           "sin(pi d/w) pi d/(2 w^2)") for x, right, wrong in (
+               ("z", "z.square() * ", ""), ("z", "z.square()", "z"), ("m", MASK, f"m * {MASK}"),
+               ("pi", "return ", "return 1 / math.pi * "), ("d", MASK, f"d * {MASK}"),
+               ("d", MASK, f"{MASK} / d.clamp(max=-1)"), ("w", "return ", "return w * "),
+               ("w", "return ", "return w**2 * "))],
+        (MASK, f"2 * {MASK}", "the 1/2 of Softmask is missing: m = (cos(pi d/w) + 1)/2"),
+        (MASK, "0.5 * torch.cos(math.pi * (d / w))", "outside the window m stays 0, whatever w is: "
+         "count only pairs with m > 0"),
+        *[("z.square()", wrong, "dL/dm is not dL/dz: dL/dm = z^2 (dh . v)")
+          for wrong in ("2 * z", "2 * z * m", "z * m")],
+        (MASK, "torch.where(m > 0, -0.5 * torch.sin(math.pi * (d / w)), 0.0)", "the slope of cos "
+         "is -sin, not cos"),
+        (MASK, f"{MASK} / d.clamp(max=-1)", "return ", "return w * ", "the slope of pi d/w with w "
+         "is -pi d/w^2, not pi/w")),
     "gradients": [
-        (lambda q, k, v, w, r, dh, i0=0, size=16: gradients(q, k, v, w, r, dh, 0), "i0 is ignored: "
-         "query t is at position i0 + t"),
+        *edits(gradients, ("dh, i0)", "dh, 0)", "i0 is ignored: query t is at position i0 + t")),
         *edits(
             block_by_block,
             *[(*lines, *also, says) for also in ((), UNALIGNED) for *lines, says in (
@@ -219,10 +196,10 @@ MISTAKES = {
             ("last + 1", "i + 1", "the end is that of the block's first query: its last query sees "
              "later keys"),
             ("range(0, len(q), size)", "range(0, len(q) - size + 1, size)", "the last block of "
-             "queries, which is short, is left out")),
-        *[(overwritten(n), f"{name} is overwritten by each block: add to it, with +=")
-          for n, name in enumerate(GRADIENTS)],
-        (lambda *x: of_pairs(1.0, *x[:7]), OUTSIDE)],
+             "queries, which is short, is left out"),
+            *[(ADDED, f"if n == {n}:\n                    total[n][rows] = 0\n"
+               f"                {ADDED}", f"{name} is overwritten by each block: add to it, with "
+               "+=") for n, name in enumerate(("dq", "dk", "dv", "dw", "dr"))])],
 }
 
 
@@ -256,8 +233,8 @@ def check(name, *cases):
 case = functools.partial(grade.case, tolerance=1e-9)   # in float64
 
 
-def some_block(w=9.0, r=0.3, I=12, J=10, first=8):  # noqa: E741
-    """q, k, v, dh, w, r, i, j of a block: queries from position `first` on, keys from 2.
+def block(w=9.0, r=0.3, I=12, J=10, first=8):  # noqa: E741
+    """What the exercises get of a block: queries from position `first` on, keys from 2.
 
     Every fifth key points away from the queries.
     """
@@ -265,58 +242,46 @@ def some_block(w=9.0, r=0.3, I=12, J=10, first=8):  # noqa: E741
     k[1::5] *= -1
     dh = torch.randn(I, 8, generator=grade.random(1), dtype=torch.float64)
     w, r = torch.tensor(w, dtype=torch.float64), torch.tensor(r, dtype=torch.float64)
-    return q, k, v, dh, w, r, first + torch.arange(I), 2 + torch.arange(J)
+    i, j = first + torch.arange(I), 2 + torch.arange(J)
+    z, m, d = pairs(q, k, w, r, i, j)
+    return SimpleNamespace(q=q, k=k, v=v, dh=dh, w=w, r=r, i=i, j=j, z=z, m=m, d=d,
+                           dz=dz_block(z, m, v, dh))
 
 
 def test_pairs():
-    cases = []
-    for w in (9.0, 3.5, INF):
-        q, k, _, _, w, r, i, j = some_block(w)
-        cases.append(case(q, k, w, r, i, j))
-    check("pairs", *cases)
+    check("pairs", *[case(b.q, b.k, b.w, b.r, b.i, b.j) for b in map(block, (9.0, 3.5, INF))])
 
 
 def test_dv_block():
-    q, k, _, dh, w, r, i, j = some_block()
-    z, m, _ = pairs(q, k, w, r, i, j)
-    check("dv_block", case(z, m, dh))
+    b = block()
+    check("dv_block", case(b.z, b.m, b.dh))
 
 
 def test_dz_block():
-    q, k, v, dh, w, r, i, j = some_block()
-    z, m, _ = pairs(q, k, w, r, i, j)
-    check("dz_block", case(z, m, v, dh))
-
-
-def dz_of(q, k, v, dh, w, r, i, j):
-    z, m, _ = pairs(q, k, w, r, i, j)
-    return z, dz_block(z, m, v, dh)
+    b = block()
+    check("dz_block", case(b.z, b.m, b.v, b.dh))
 
 
 def test_dq_block():
-    q, k, v, dh, w, r, i, j = some_block()
-    check("dq_block", case(dz_of(q, k, v, dh, w, r, i, j)[1], k, r))
+    b = block()
+    check("dq_block", case(b.dz, b.k, b.r))
 
 
 def test_dk_block():
-    q, k, v, dh, w, r, i, j = some_block()
-    check("dk_block", case(dz_of(q, k, v, dh, w, r, i, j)[1], q, r))
+    b = block()
+    check("dk_block", case(b.dz, b.q, b.r))
 
 
 def test_dr_block():
-    q, k, v, dh, w, r, i, j = some_block()
-    z, dz = dz_of(q, k, v, dh, w, r, i, j)
-    check("dr_block", case(dz, z, r))
+    b = block()
+    check("dr_block", case(b.dz, b.z, b.r))
 
 
 def test_dw_block():
-    q, k, v, dh, w, r, i, j = some_block()
-    z, m, d = pairs(q, k, w, r, i, j)
-    infinite = torch.tensor(INF, dtype=torch.float64)
-    check("dw_block", case(z, m, d, v, dh, w),
-          case(z, torch.where(d <= 0, 1.0, 0.0).double(), d, v, dh, infinite,
-               hint="for w = inf dw is 0: arrange the factors so that inf and 0 are never "
-               "multiplied"))
+    b, open_ = block(), block(INF)
+    check("dw_block", case(b.z, b.m, b.d, b.v, b.dh, b.w),
+          case(open_.z, open_.m, open_.d, open_.v, open_.dh, open_.w, hint="for w = inf dw is 0: "
+               "arrange the factors so that inf and 0 are never multiplied"))
 
 
 def test_gradients():
@@ -325,15 +290,14 @@ def test_gradients():
     cases = []
     for T, S, i0, w, size in [(33, 50, 16, 1.4, 16), (40, 31, 0, 32.0, 16), (23, 61, 38, 17.0, 16),
                               (23, 61, 38, INF, 16), (5, 40, 33, 24.5, 16), (26, 45, 11, 6.0, 7)]:
-        q, k, v, dh, w, r, _, _ = some_block(w, I=T, J=S)
-        cases.append(case(q, k, v, w, r, dh, i0, size, hint=(
+        b = block(w, I=T, J=S)
+        cases.append(case(b.q, b.k, b.v, b.w, b.r, b.dh, i0, size, hint=(
             f"{T} queries, {S} keys, i0 = {i0}, w = {w:g}, size = {size}: are i and j the "
             "positions of the block, is each pair visited once, and each block added, with +=, to "
             "the right rows?")))
 
     # Queries at 50 to 59 see keys 41 to 59. Blocks of 16 keys may begin a little before.
-    q, k, v, dh, w, r, _, _ = some_block(10.0, I=10, J=90)
-    for x in (k, v):
+    b = block(10.0, I=10, J=90)
+    for x in (b.k, b.v):
         x[:25] = x[76:] = torch.nan
-    cases.append(case(q, k, v, w, r, dh, 50, 16, hint=OUTSIDE))
-    check("gradients", *cases)
+    check("gradients", *cases, case(b.q, b.k, b.v, b.w, b.r, b.dh, 50, 16, hint=OUTSIDE))
