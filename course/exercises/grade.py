@@ -123,8 +123,8 @@ def missing(name, others):
     others: the paths of the files that are there.
     """
     part = name.partition("_")[0]
-    alike = [path.name for path in others if part in path.name.lower()]
-    alike = sorted(other for other in alike if not other.startswith("test_"))
+    alike = sorted(path.name for path in others
+                   if part in path.name.lower() and not path.name.startswith("test_"))
     if alike:
         return f"{name} is missing: is it {' or '.join(alike)}? Give it this name"
     return f"{name} is missing"
