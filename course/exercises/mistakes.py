@@ -13,7 +13,6 @@ ROOTS = [
     ("(1 - s) / r", "(1 - s) * r", "1 - s must be divided by r, not multiplied by it"),
     (ROOT, "1 - (1 - s) / r", "the max with 0 is missing: below the threshold the relevance rises "
      "again when it is squared"),
-    (ROOT, "((1 - s) / r).relu()", "1 minus this is missing: 1 - (1 - s)/r"),
     (ROOT, "(1 - s / r).relu()", "Trim compares 1 - s with r, not s"),
     *[(ROOT, wrong, "r was taken for the threshold: the threshold is 1 - r, the width is r")
       for wrong in ("(s - r).relu()", "((s - r) / (1 - r)).relu()")],
