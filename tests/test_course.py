@@ -86,7 +86,7 @@ def test_each_typical_mistake_has_its_own_sentence(monkeypatch, part, name):
     ("similarity", "tl.store(X + t * S + j", "tl.store(X + t * S + j - S", "before the beginning"),
     ("bounds", "tl.maximum(i - reach, 0)", "i - reach", "lo is negative, where there are no keys"),
     ("bounds", "tl.minimum(tl.ceil(tl.load(W)), 1073741824.0)", "tl.ceil(tl.load(W))",
-     "w = inf: clamp it to 2^30 before you make it an integer"),
+     "inf became an integer"),
     ("forward", ", other=0.0", "", "a load with a mask needs other=0.0"),
     ("forward", ", mask=(rows < end)[:, None], other=0.0", "", "OUT contains NaN"),
     ("forward", ", mask=(rows < end)[:, None])\n\n\n@triton.jit\ndef store_block",

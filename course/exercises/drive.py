@@ -65,8 +65,7 @@ def names_of_inputs(name, right):
 def named(names, found):
     """Several results by their names."""
     if not isinstance(found, (tuple, list)) or len(found) != len(names):
-        kind = f"{len(found)} things" if isinstance(found, (tuple, list)) else "one thing"
-        raise Wrong(f"this returns {kind}; it should return {', '.join(names)}")
+        raise Wrong(f"this should return {', '.join(names)}, and returns something else")
     return dict(zip(names, found))
 
 
@@ -74,7 +73,10 @@ def named(names, found):
 
 def mipe_angle(f, i, w, w_th):
     """An angle in [0, 2 pi). No right one here is just below 2 pi."""
-    return torch.remainder(f(i, w, w_th), 2 * math.pi)
+    found = f(i, w, w_th)
+    if torch.is_tensor(found):
+        found = torch.remainder(found, 2 * math.pi)
+    return found
 
 
 def pairs(f, *inputs):
@@ -181,7 +183,7 @@ def initialize(multiscreen, what):
     x = torch.cat([p.flatten() for p in named])
     if named[0].ndim == 1:
         return {what: x}
-    return {f"the mean of {what}": x.mean(), f"the standard deviation of {what}": x.std(),
+    return {f"the standard deviation of {what}": x.std(), f"the mean of {what}": x.mean(),
             f"sqrt(pi/2) times the mean of abs({what})": math.sqrt(math.pi / 2) * x.abs().mean()}
 
 

@@ -10,6 +10,7 @@ matrix here, and OUT and the rows around it are filled with a number that no ker
 load without a mask is found if what it brings is stored in OUT.
 """
 import ast
+import warnings
 
 import torch
 import triton
@@ -107,16 +108,19 @@ def launch(kernel, grid, inputs, out, *sizes, **constants):
     """Run all programs of a kernel. Returns OUT, after checking that all of it was stored."""
     inputs = [guarded(x, torch.nan) for x in inputs]
     store = guarded(out.fill_(UNTOUCHED), UNTOUCHED)
-    kernel[grid](*inputs, store, *sizes, **constants)
+    with warnings.catch_warnings(record=True) as seen:
+        kernel[grid](*inputs, store, *sizes, **constants)
+    if any("invalid value encountered in cast" in str(warning.message) for warning in seen):
+        raise Wrong("inf became an integer, which is another one on each machine: clamp w to 2^30 "
+                    "first")
     around = store.as_strided((GUARD + len(store) + GUARD, store.shape[1]), store.stride(), 0)
     if (around[:GUARD] != UNTOUCHED).any():
         raise Wrong("a store goes before the beginning of OUT")
     if (around[-GUARD:] != UNTOUCHED).any():
         raise Wrong("a store goes past the end of OUT: mask its rows, and the columns of a block "
                     "that may be cut off. Does row t begin at t times the number of columns?")
-    row, column = (store == UNTOUCHED).int().argmax().item() // store.shape[1], 0
     if (store == UNTOUCHED).any():
-        column = (store[row] == UNTOUCHED).int().argmax().item()
+        row, column = (store == UNTOUCHED).nonzero()[0].tolist()
         raise Wrong(f"OUT[{row}, {column}] was never stored: do queries begin at program_id(0) * "
                     "BI, and keys at program_id(1) * BJ? Is a block that sees no key stored?")
     if store.isnan().any() and not any(x.isnan().any() for x in inputs):

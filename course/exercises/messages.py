@@ -166,6 +166,8 @@ def about_numbers(x, y):
     for axis in reversed(range(x.ndim)):
         if x.shape[axis] > 1 and near(x.sum(axis), torch.ones_like(x.sum(axis))):
             return f". They add up to 1 along axis {axis}, as after a softmax"
+        if x.shape[axis] > 1 and near(x.mean(axis), torch.zeros_like(x.mean(axis))):
+            return f". They have the mean 0 along axis {axis}, as after LayerNorm"
     for axis in reversed(range(x.ndim)):
         scale = (x * y).sum(axis, keepdim=True) / y.square().sum(axis, keepdim=True)
         if x.ndim > 1 and x.shape[axis] > 2 and near(x, scale * y):

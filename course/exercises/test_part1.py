@@ -132,7 +132,6 @@ MISTAKES = {
         ("sum(", "mean(", "divided by the root of the mean, as in RMSNorm: the length is the root "
          "of the sum"),
         *[(UNIT, f"x / {other}", OTHER_LENGTH) for other in OTHER_LENGTHS],
-        (".sqrt()", "", "divided by the squared length: take its root"),
         (CLIPPED, "x.norm(dim=-1, keepdim=True) + eps", "eps was added to the length: clip it from "
          "below"),
         *[(CLIPPED, f"(square + {eps}).sqrt()", "eps was added in the root: clip the square from "

@@ -163,7 +163,6 @@ READ_AGAIN = ("all tokens go through the layers again at each step: pass on only
               "the caches hold the others")
 END = "append must move cache.end on, by the number of new tokens, k.shape[2]"
 IGNORED = ("the cache is ignored: give it the new keys and values, and screen all that it returns")
-JOINED = ("keys (B, H, T, K) are joined along the axis of their positions, torch.cat(.., 2)")
 PROBABILITIES = "the softmax belongs to the loss: return the logits"
 FIRST_KEYS = "return k[:, :, first:], v[:, :, first:]"
 
@@ -277,7 +276,6 @@ MISTAKES = {
         ("updates.sum(1)", "updates.mean(1)", "the tiles are averaged: Eq. 2 adds them"),
         ("updates.sum(1)", "updates.sum(1) / updates.shape[1] ** 0.5", "divided by the root of "
          "N_H: Eq. 2 adds the tiles as they are"),
-        (SUM, "return (x[:, None] + updates).sum(1)", "x is added once, not once for each tile"),
         (SUM, "return x + y.reshape(*x.shape[:2], -1) @ W_O.flatten(0, 1)", "tiles and positions "
          "are mixed up: y is (B, H, T, V), so transpose(1, 2) before the tiles are flattened"),
         (Y, "y = u", "the gate is ignored: u times g_hat"),
@@ -305,8 +303,8 @@ MISTAKES = {
          "cache.end counts old keys again: add the number of new ones"),
         ("(self.k, k), 2", "(k, self.k), 2", "(self.v, v), 2", "(v, self.v), 2", "the oldest key "
          "comes first"),
-        ("(self.k, k), 2", "(self.k, k), 1", "(self.v, v), 2", "(self.v, v), 1", JOINED),
-        ("(self.k, k), 2", "(self.k, k), -1", "(self.v, v), 2", "(self.v, v), -1", JOINED)),
+        ("(self.k, k), 2", "(self.k, k), 1", "(self.v, v), 2", "(self.v, v), 1", "keys (B, H, T, "
+         "K) are joined along the axis of their positions, torch.cat(.., 2)")),
     "embed": edits(
         embed,
         *with_scales("s_E"),
@@ -488,8 +486,8 @@ def test_loss():
     some = targets.clone()
     some[0, 3:] = -100
     check("loss", case(inputs, targets),
-          case(inputs, some, hint="targets of -100 count: leave them out of the sum and of what "
-               "it is divided by"))
+          case(inputs, some, hint="some targets are -100: leave them out of the sum, and of the "
+               "number that it is divided by"))
 
 
 def test_generate():
@@ -498,44 +496,39 @@ def test_generate():
 
 # ------------------------------------------------------------------------- the whole model
 
-def trained():
-    """The repository's model for retrieval, after training."""
-    saved = torch.load(TRAINED, weights_only=True)
-    model = ms.Multiscreen(ms.Config(**saved["config"]))
-    model.load_state_dict(saved["weights"])
-    return model
-
-
-def whole_exercise(name, theirs):
-    """A call of your whole model beside that of a model of multiscreen.py."""
-    return grade.Exercise("part2_model", name, lambda config, weights: copy.deepcopy(theirs),
-                          given=grade.before("KeyCache"), gradients=False)
-
-
-def check_whole(name, theirs, *inputs, **options):
-    first = dataclasses.asdict(theirs.config), dict(theirs.state_dict())
-    whole_exercise(name, theirs).grade(case(*first, *inputs, **options))
+def whole(name, theirs, *inputs, **options):
+    """A call of your whole model beside that of a model of multiscreen.py, and its case."""
+    exercise = grade.Exercise("part2_model", name, lambda config, weights: copy.deepcopy(theirs),
+                              given=grade.before("KeyCache"), gradients=False)
+    return exercise, case(dataclasses.asdict(theirs.config), dict(theirs.state_dict()), *inputs,
+                          **options)
 
 
 def test_model():
+    """With the weights of the repository's model for retrieval."""
+    saved = torch.load(TRAINED, weights_only=True)
+    theirs = ms.Multiscreen(ms.Config(**saved["config"]))
+    theirs.load_state_dict(saved["weights"])
     tokens = torch.randint(256, (1, 200), generator=random(2))
-    check_whole("the whole model", trained(), tokens, 7, tolerance=1e-3, hint="with trained "
-                "weights: do 2.1 to 2.7 pass, and for the new tokens 2.9 and 2.10?")
+    exercise, logits = whole("the whole model", theirs, tokens, 7, tolerance=1e-3, hint="with "
+                             "trained weights: do 2.1 to 2.7 pass, and for the new tokens 2.9 and "
+                             "2.10?")
+    exercise.grade(logits)
 
 
 def test_training():
     """pytest -s shows the losses of both models while they train."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        config = ms.Config(vocab_size=30, N_L=1, N_H=2, d_E=16, d_V=16)
-        theirs = ms.Multiscreen(config)
+        theirs = ms.Multiscreen(ms.Config(vocab_size=30, N_L=1, N_H=2, d_E=16, d_V=16))
     text = torch.randint(30, (60,), generator=random(1)).repeat(20)      # a text to memorize
-    check_whole("the loss", theirs, text[:60], tolerance=1e-4, hint="a parameter has a wrong "
-                "gradient: do 2.1 to 2.9 pass?")
-    check_whole("training", theirs, text, 3, tolerance=1e-3, hint="the losses of the first three "
-                "steps differ: do 2.1 to 2.8 pass?")
-    exercise = whole_exercise("training", theirs)
-    hundred = case(dataclasses.asdict(config), dict(theirs.state_dict()), text, 100)
+    exercise, loss = whole("the loss", theirs, text[:60], tolerance=1e-4, hint="a parameter has a "
+                           "wrong gradient: do 2.1 to 2.9 pass?")
+    exercise.grade(loss)
+    exercise, three = whole("training", theirs, text, 3, tolerance=1e-3, hint="the losses of the "
+                            "first three steps differ: do 2.1 to 2.8 pass?")
+    exercise.grade(three)
+    exercise, hundred = whole("training", theirs, text, 100)
     found = exercise.yours([hundred])[0]["the value"]
     right = exercise.results(exercise.right, hundred)["the value"]
     print("\n step   yours  theirs")
