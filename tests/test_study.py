@@ -91,17 +91,6 @@ def test_a_saving_is_read_off_between_two_measured_sizes():
     assert math.isnan(tables.saving(models, 5.0, "parameters"))
 
 
-def test_the_plan_decides_by_gain_and_cost():
-    def test(mean, p, high):
-        return {"mean": mean, "p": p, "high": high}
-
-    assert tables.verdict(test(0.8, 0.01, 2), test(0.7, 0.04, 2)) == "the mechanism is a reason"
-    assert tables.verdict(test(0.8, 0.01, 2), test(0.8, 0.06, 2)) == "not decided"
-    assert tables.verdict(test(0.8, 0.01, 2), test(0.6, 0.01, 2)) == "not decided"
-    assert tables.verdict(test(0.1, 0.5, 0.6), test(0.6, 0.01, 0.69)) == "it is not the reason"
-    assert tables.verdict(test(0.1, 0.5, 0.6), test(0.1, 0.5, 0.9)) == "not decided"
-
-
 def test_the_rows_of_the_planned_experiment_give_its_statistic(tmp_path, monkeypatch):
     """Screening gains 2, 3, 4 and 3 more; beyond 8,192 and log-scaled rows do not count."""
     found = []
@@ -117,9 +106,8 @@ def test_the_rows_of_the_planned_experiment_give_its_statistic(tmp_path, monkeyp
     pd.DataFrame(found).query("model == 'softmax'").to_csv(
         tmp_path / "reason_choose.tsv", sep="\t", index=False)
     monkeypatch.setattr(tables, "ROWS", tmp_path)
-    *_, (_, table), (_, decided), (_, with_scale) = tables.reason("reason")
+    *_, (_, table), (_, with_scale) = tables.reason("reason")
     assert list(table["mean ± sd"]) == ["3.00 ± 0.82"] * 2
-    assert decided.verdict.tolist() == ["the mechanism is a reason"]
     assert tables.scaled() == "log scale 0.2"          # it gains most
     assert list(with_scale["mean ± sd"]) == ["-97.00 ± 0.82"] * 2
 
