@@ -139,8 +139,8 @@ def test_the_numbers_of_the_pages_are_those_of_the_rows():
         for found in re.findall(r"[-\d.]+ \w+ \(n = [^)]*\)", page):
             assert found in phrases.values(), f"{path}: {found}"
         assert page.count("(n = ") == len(re.findall(r"[-\d.]+ \w+ \(n = [^)]*\)", page))
-    for name in ("claims", "cheaper than guessing", "gain: SWE is better than local",
-                 "cost: SWE is better than local", "Multiscreen as trained, less local",
+    for name in ("claims", "cheaper than guessing", "SWE is better than local: gain",
+                 "SWE is better than local: cost", "Multiscreen as trained, less local",
                  "Original less Softmax", "Original less Fixed r = 1"):
         assert phrases[name] in pages[PAGES[0]], name
     assert phrases["claims"] in pages[PAGES[1]]
