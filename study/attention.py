@@ -104,14 +104,16 @@ class SSMax(Block):
 # ------------------------------------------------------------------- p as a function of the scores
 
 class Scored(Block):
-    """A layer whose p is written out. A mechanism overrides `weights`."""
+    """A layer whose p is written out. A mechanism overrides `weights`, or `scores`."""
 
     def mix(self, q, k, v, i0, screen):
-        return self.sums(scores(q, k), v, distances(q, k, i0))
+        d = distances(q, k, i0)
+        s = self.scores(q, k, i0).masked_fill(~self.seen(d), -math.inf)
+        return self.weights(s, d).to(v.dtype) @ v
 
-    def sums(self, s, v, d):
-        """h of scores s (B, H, T, S), values v (B, H, S, V) and distances d (T, S)."""
-        return self.weights(s.masked_fill(~self.seen(d), -math.inf), d).to(v.dtype) @ v
+    def scores(self, q, k, i0):
+        """s, (B, H, T, S). i0: the position of the first query."""
+        return scaled_products(q, k)
 
     def seen(self, d):
         """Which keys a query sees, (T, S)."""
@@ -123,7 +125,7 @@ class Scored(Block):
 
 
 @no_autocast
-def scores(q, k):
+def scaled_products(q, k):
     """s_ij = q_i . k_j / sqrt(K), in float32 at least. (B, H, T, S)"""
     dtype = torch.promote_types(q.dtype, torch.float32)
     return q.to(dtype) @ k.to(dtype).transpose(-2, -1) / math.sqrt(q.shape[-1])
@@ -211,12 +213,11 @@ class Forgetting(Scored):
         log_f = log_gates(x, self.W_f, self.b_f)
         return q, torch.cat((k, log_f.transpose(1, 2)[..., None]), -1), v
 
-    def mix(self, q, k, v, i0, screen):
+    def scores(self, q, k, i0):
         k, log_f = k.split((q.shape[-1], 1), -1)
         c = double(log_f).cumsum(2)                    # a small difference of large sums
-        s = scores(q, k)
-        s = s + (c[:, :, i0:] - c.transpose(-2, -1)).to(s)
-        return self.sums(s, v, distances(q, k, i0))
+        s = scaled_products(q, k)
+        return s + (c[:, :, i0:] - c.transpose(-2, -1)).to(s)
 
 
 @no_autocast
@@ -237,12 +238,11 @@ class Selective(Scored):
         q, k, v = super().project(x, i)
         return q, torch.cat((k, q), -1), v
 
-    def mix(self, q, k, v, i0, screen):
+    def scores(self, q, k, i0):
         k, q_all = k.chunk(2, -1)
-        found = scores(q_all[:, :1], k[:, :1]).relu().tril(-1)
+        found = scaled_products(q_all[:, :1], k[:, :1]).relu().tril(-1)
         found = torch.cat((torch.zeros_like(found[..., :1]), found[..., 1:]), -1)
-        before = (found.cumsum(2) - found)[:, :, i0:]
-        return self.sums(scores(q, k) - before, v, distances(q, k, i0))
+        return scaled_products(q, k) - (found.cumsum(2) - found)[:, :, i0:]
 
 
 # ---------------------------------------------------------------------------------------- screening
