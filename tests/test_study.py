@@ -342,14 +342,15 @@ def test_what_is_finished_is_skipped_and_what_diverged_is_left(tmp_path, monkeyp
 def test_a_run_has_its_own_seeds_the_tuned_rate_and_its_name_in_the_tables(
         tmp_path, monkeypatch, capsys):
     """The rate with the lowest loss of those that did not diverge; RATE before any has run."""
-    for lr, loss, gradient in ((0.5, 2, 1), (0.25, 1, 1), (0.125, 0, math.inf)):
+    tuned = {}
+    for lr, loss, diverged in ((0.5, 2, False), (0.25, 1, False), (0.125, 0, True)):
         folder = tmp_path / f"tune_reason/softmax_lr{lr}-20"
         folder.mkdir(parents=True)
         (folder / "ckpt.pt").touch()
-        (folder / "log.tsv").write_text(
-            f"step\tloss\tgrad_norm\tval_loss\n1\t1\t{gradient}\t{loss}\n")
         (folder / "table.tsv").write_text(f"lr\n{lr}\n")
+        tuned[folder] = {"flags": {"lr": lr}, "loss": loss, "diverged": diverged}
     monkeypatch.setattr(runs, "OUT", tmp_path)
+    monkeypatch.setattr(runs, "read_run", tuned.get)
     monkeypatch.setattr(sys, "argv", ["runs", "reason", "passkey", "--print"])
     runs.main()
     trained = [line for line in capsys.readouterr().out.splitlines() if "-m train" in line]
