@@ -119,7 +119,11 @@ class Passkey(Curriculum):
         rng = np.random.default_rng([self.seed, self.part, n])
         helps = self.part == 0 and self.state[0] < self.HELPED_UNTIL
         if helps and rng.random() < self.HELPED:
-            return np.array(self.ends(rng)[: self.T + 1])
+            tokens, key = [], None
+            while len(tokens) <= self.T:
+                more, key = self.end(key, rng)
+                tokens += more
+            return np.array(tokens[: self.T + 1])
         key = rng.choice(self.keys)
         before = rng.integers(len(self.sentences), endpoint=True)
         head, tail = "".join(self.sentences[:before]), "".join(self.sentences[before:])
@@ -130,16 +134,8 @@ class Passkey(Curriculum):
 
     draw = __getitem__
 
-    def longest_end(self):
-        """Characters of the longest end of a prompt."""
-        grown = min(self.state[0] / self.GROWN_AFTER, 1)
-        return self.NEAR * (self.FAR * self.T / self.NEAR) ** grown
-
     def end(self, key, rng):
-        """(tokens of an end of a prompt and its answer, its key), which is `key` or a new one.
-
-        Lengths are as likely in each octave.
-        """
+        """(tokens of an end of a prompt and its answer, its key), which is `key` or a new one."""
         said = ""
         if key is None or rng.random() < self.NEW:
             least = 10 ** rng.integers(5)              # each number of digits is as likely
@@ -148,16 +144,11 @@ class Passkey(Curriculum):
                 key += 1
             if rng.random() < 0.5:
                 said = NEEDLE.format(key)
-        length = int(math.exp(rng.uniform(math.log(5), math.log(self.longest_end()))))
+        grown = min(self.state[0] / self.GROWN_AFTER, 1)
+        longest = self.NEAR * (self.FAR * self.T / self.NEAR) ** grown
+        # Lengths are as likely in each octave.
+        length = int(math.exp(rng.uniform(math.log(5), math.log(longest))))
         return self.tokenizer.encode_ordinary(f"{said}{self.prompt[-length:]} {key}.\n"), key
-
-    def ends(self, rng):
-        """Tokens of ends of prompts and their answers, more than T."""
-        tokens, key = [], None
-        while len(tokens) <= self.T:
-            more, key = self.end(key, rng)
-            tokens += more
-        return tokens
 
     def losses(self):
         """Estimates while all ends are short. The place where an end begins costs in both. With
