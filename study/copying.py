@@ -44,7 +44,6 @@ from lab.perplexity import documents_of
 LENGTH, CUE = 32, 4                                    # characters of a string, and of its cue
 FIRST = 1000                     # number of the first pair; the runs before 2026-11-29 had 0 to 31
 CHARACTERS = string.ascii_letters + string.digits
-MEASURED = ("cost", "gain", "right", "reordered", "near_miss")
 
 
 # ------------------------------------------------------------------------------ what is asked
@@ -174,7 +173,7 @@ def print_means(rows, by, names):
     """Print the means of some columns by setting, log-scale, if any, and another column."""
     rows = pd.DataFrame(rows)
     groups = [name for name in ("setting", "log_scale", by) if name in rows]
-    print(rows.groupby(groups, sort=False)[list(names)].mean().round(3), "\n")
+    print(rows.groupby(groups, sort=False)[names].mean().round(3), "\n")
 
 
 def main():
@@ -199,7 +198,6 @@ def main():
     distances = sorted(args.distances)
     tokens = text_of(args.data, run.ckpt, run.tokenizer)
     texts = spread_texts(tokens, args.pairs, distances[-1], args.before)
-    about = {"before": args.before, "candidates": args.candidates}
     for _ in run.settings():
         for c in args.log_scale:
             scale_queries(run.model, c)
@@ -207,8 +205,9 @@ def main():
                 rows = measure(run.model, run.tokenizer.encode_ordinary, text, pair_of(n),
                                distances, args.before, args.candidates)
                 for row in rows:
-                    run.add(log_scale=c, **about, pair=n, **row)
-    print_means(run.rows, "distance", MEASURED)
+                    run.add(log_scale=c, before=args.before, candidates=args.candidates, pair=n,
+                            **row)
+    print_means(run.rows, "distance", ["cost", "gain", "right", "reordered", "near_miss"])
     run.write()
 
 
