@@ -1,8 +1,6 @@
 """Tests of train.py: the loop, signals and --resume, one recipe, texts, checkpoints, mistakes."""
 import math
-import multiprocessing
 import os
-import random
 import re
 import shutil
 import signal
@@ -41,15 +39,6 @@ HERE = __name__                                        # what MODULE.NAME calls 
 
 
 # --------------------------------------------------------------------------------- learning
-
-def test_training_learns(tmp_path):
-    """On a repetitive text the loss falls from about 5.5 nats a byte to a third in 60 steps."""
-    fit(tmp_path / "out", "--steps", "60", "--psi", "3")
-    first, *_, last = read_table(tmp_path / "out/log.tsv")
-    assert float(first["loss"]) > 5
-    assert float(last["loss"]) < float(first["loss"]) / 3
-    assert float(last["val_loss"]) < float(first["loss"]) / 2
-
 
 def test_twelve_steps_are_those_of_a_plain_loop_and_are_logged(tmp_path, monkeypatch, capsys):
     """Bit for bit: two passes a step, warm-up, clipping, decay, the order of the sequences."""
@@ -150,21 +139,27 @@ def test_a_compiled_run_has_the_losses_of_one_that_is_not(tmp_path):
 # ------------------------------------------------------------------------- stop and continue
 
 def stop_at(monkeypatch, steps, number):
-    """Send this process a signal once it has made so many steps."""
+    """Send this process a signal once it has made so many steps; a second one would end it.
+
+    In place of SIGKILL an exit ends the run as it stands.
+    """
     calls = []
 
     def observe(self, loss):
         calls.append(loss)
         if len(calls) == steps:
+            if number == signal.SIGKILL:
+                sys.exit(137)
             signal.raise_signal(number)
+            assert signal.getsignal(number) is signal.SIG_DFL
         return False
 
     monkeypatch.setattr(train.Text, "observe", observe)
 
 
 def losses(out):
-    """Rows of the log without the time, and without those of the steps at which a run stopped."""
-    return {row["step"]: row["loss"] for row in read_table(out / "log.tsv")}
+    """Steps and losses of the log."""
+    return [(row["step"], row["loss"]) for row in read_table(out / "log.tsv")]
 
 
 class Noisy(GatedScreeningTiles):
@@ -178,11 +173,13 @@ def test_a_run_that_is_stopped_resumed_and_extended_is_the_same_bit_for_bit(
         tmp_path, monkeypatch, capsys):
     flags = ["--log-every", "1", "--eval-every", "3", "--model", f"{HERE}.Noisy", "--steps"]
     whole, path = fit(tmp_path / "whole", *flags, "10"), tmp_path / "out/ckpt.pt"
-    for number, steps, step in ((signal.SIGINT, 4, 4), (signal.SIGTERM, 3, 7)):
+    # Killed at step 6, it has logged step 5, which its checkpoint does not know.
+    for number, steps, step, code in ((signal.SIGINT, 4, 4, 130), (signal.SIGKILL, 2, 4, 137),
+                                      (signal.SIGTERM, 3, 7, 130)):
         with monkeypatch.context() as m, pytest.raises(SystemExit) as end:
             stop_at(m, steps, number)
             fit(tmp_path / "out", *flags, "8", "--resume")
-        assert end.value.code == 130
+        assert end.value.code == code
         assert train.read_checkpoint(path)["step"] == step
     again = ["--resume", "--out", tmp_path / "out"]    # all other flags are the checkpoint's
     command(*again)
@@ -198,39 +195,6 @@ def test_a_run_that_is_stopped_resumed_and_extended_is_the_same_bit_for_bit(
     for name, moments in whole["optimizer"].items():
         assert all(torch.equal(x, parts["optimizer"][name][key]) for key, x in moments.items())
     assert losses(tmp_path / "out") == losses(tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_kills_at_random_moments_change_nothing(tmp_path):
-    """SIGINT, SIGTERM or SIGKILL at any moment, then the same command again."""
-    flags = ["--resume", "--steps", "40", "--eval-every", "1", "--log-every", "1"]
-    began = time.perf_counter()
-    whole = fit(tmp_path / "whole", *flags)
-    seconds = time.perf_counter() - began
-    fork = multiprocessing.get_context("fork")
-    for n in range(9):
-        number = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)[n % 3]
-        process = fork.Process(target=fit, args=(tmp_path / "out", *flags))
-        process.start()
-        time.sleep(seconds * random.random() / 4)
-        os.kill(process.pid, number)
-        process.join()
-    assert_same_weights(fit(tmp_path / "out", *flags), whole)
-    assert losses(tmp_path / "out") == losses(tmp_path / "whole")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"ckpt.pt", "log.tsv"}
-
-
-def test_a_second_signal_ends_the_process_at_once(tmp_path, monkeypatch):
-    def observe(self, loss):
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
-        os._exit(0)                                    # not reached
-
-    monkeypatch.setattr(train.Text, "observe", observe)
-    process = multiprocessing.get_context("fork").Process(target=fit, args=(tmp_path / "out",))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGTERM
 
 
 def test_a_pipe_that_nobody_reads_any_longer_changes_nothing(tmp_path, monkeypatch):
