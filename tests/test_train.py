@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -288,10 +287,15 @@ def test_resume_refuses_another_text_and_other_code(tmp_path, capsys):
         torch.save(ckpt | {"source": {"multiscreen": other}, "weights": {}},
                    tmp_path / "out/ckpt.pt")
         assert "multiscreen.py" in complaint(capsys, *more, "--steps", "2")
+    torch.save(ckpt | {"source": {"multiscreen": other}}, tmp_path / "out/ckpt.pt")
+    train.load_checkpoint(tmp_path / "out/ckpt.pt")
+    assert "another multiscreen.py" in capsys.readouterr().err
     code = code.replace('"""', '"""A docstring is no edit. ', 1) + "# Nor is a comment.\n"
     torch.save(ckpt | {"source": {"multiscreen": code}}, tmp_path / "out/ckpt.pt")
     command(*more, "--steps", "2")
     assert train.read_checkpoint(tmp_path / "out/ckpt.pt")["step"] == 2
+    train.load_checkpoint(tmp_path / "out/ckpt.pt")
+    assert "another multiscreen.py" not in capsys.readouterr().err
 
 
 def test_resume_may_change_how_a_run_is_computed_and_keeps_the_tokens_of_a_step(copied):
@@ -308,13 +312,8 @@ class Recipe(GatedScreeningTiles):
     recipe = {"lr": 0.01, "psi": 3, "layers": 5}
 
 
-def test_a_model_may_have_a_recipe_of_its_own_and_what_is_typed_wins():
-    args = args_of(["--model", f"{HERE}.Recipe", "--psi", "2"])
-    assert (args.lr, args.psi, args.N_L, args.seq_len) == (0.01, 2, 5, 256)
-
-
 def test_init_takes_the_model_of_a_checkpoint_and_begins_a_run_that_goes_on(tmp_path):
-    """The model's sizes and its weights, and no other flags."""
+    """The model's sizes and its weights, and no other flags. What is typed is above a recipe."""
     flags = ["--model", f"{HERE}.Recipe", "--psi", "2", "--layers", "1", "--lr", "0.5"]
     first = fit(tmp_path / "first", "--steps", "1", *flags)
     args = args_of(["--init", tmp_path / "first/ckpt.pt"])
@@ -427,15 +426,6 @@ def test_data_is_found_from_another_folder(tmp_path, monkeypatch):
 
 # ------------------------------------------------------------------------------- checkpoints
 
-def test_code_that_was_edited_since_is_named(copied, capsys):
-    _, _, ckpt = train.load_checkpoint("out/ckpt.pt")
-    assert "multiscreen.py" not in capsys.readouterr().err
-    ckpt["source"]["multiscreen"] += "an_edit = 1"
-    torch.save(ckpt, "out/ckpt.pt")
-    train.load_checkpoint("out/ckpt.pt")
-    assert "multiscreen.py" in capsys.readouterr().err
-
-
 class Keeps(GatedScreeningTiles):
     """A class that keeps a tensor, which its checkpoints have, too."""
 
@@ -490,20 +480,12 @@ def test_a_loss_or_a_gradient_from_which_no_training_recovers_is_a_divergence(ch
 
 def test_a_file_is_whole_on_the_disk_before_it_replaces_the_old_one(tmp_path, monkeypatch):
     """Else a power cut may leave an empty file under the name of the checkpoint."""
-    calls, fsync, replace = [], os.fsync, os.replace
-
-    def sync(number):
-        calls.append(os.fstat(number).st_size)
-        fsync(number)
-
-    def put(*paths):
-        calls.append("replace")
-        replace(*paths)
-
-    monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr(os, "replace", put)
-    train.write(tmp_path / "a", b"text", lambda content, file: file.write(content))
-    assert calls == [4, "replace"] and (tmp_path / "a").read_bytes() == b"text"
+    path, on_the_disk = write(tmp_path, {"a": "old"}) / "a", []
+    monkeypatch.setattr(os, "fsync", lambda number: on_the_disk.append(
+        (os.fstat(number).st_size, path.read_bytes())))
+    train.write(path, b"text", lambda content, file: file.write(content))
+    assert on_the_disk == [(4, b"old")]
+    assert path.read_bytes() == b"text"
 
 
 @pytest.mark.parametrize("name, size", [("ckpt.pt", 9000), ("log.tsv", 80)])
@@ -696,7 +678,7 @@ def test_a_signal_to_torchrun_saves_and_stops_all(tmp_path):
     assert not list((tmp_path / "out").glob("*.tmp"))
 
 
-# --------------------------------------------------------------------- six files, two installed
+# ------------------------------------------------------------------------------ six files alone
 
 SIX = ("multiscreen.py", "screening_triton.py", "train.py", "abcdigits.py", "test_multiscreen.py",
        "README.md")
@@ -709,31 +691,10 @@ def test_the_files_alone_train_resume_and_measure_without_triton(tmp_path):
         shutil.copy(ROOT / name, tmp_path)
     write(tmp_path, {"triton.py": "raise ImportError", "text.txt": TEXT})
     env = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"}
-    code = ("import sys; from pathlib import Path; import train, abcdigits\n"
-            "from unittest.mock import patch\n"
-            "def do(main, *argv):\n"
-            "    with patch.object(sys, 'argv', ['x', *argv]): main()\n"
-            "flags = '--psi 2 --seq-len 32 --batch-size 4 --device cpu --data text.txt'.split()\n"
-            "do(train.main, *flags, '--steps', '2')\n"
-            "do(train.main, '--resume', '--steps', '4')\n"
-            "do(abcdigits.main, '--trials', '1', '--lengths', '256', '--depths', '0.5')\n"
-            "root = Path(sys.argv[1])\n"
-            "print('OURS', *sorted({m.partition('.')[0] for m, x in sys.modules.items()"
-            " if (getattr(x, '__file__', None) or '').startswith(str(root))}))\n")
-    done = run("-c", code, str(ROOT), cwd=tmp_path, env=env)
-    assert done.returncode == 0, done.stderr
-    assert "step 4 " in done.stdout and "1 prompts took" in done.stdout
-    assert done.stdout.splitlines()[-1] == "OURS"
-
-
-def test_what_is_installed_is_the_model_and_its_kernel_and_no_name_of_your_own(tmp_path):
-    pytest.importorskip("setuptools", "77")
-    # A build writes into the folder that it reads, so it reads a copy.
-    for name in (*SIX, "pyproject.toml", "conftest.py", "lab/check.py", "tests/helpers.py"):
-        write(tmp_path, {name: (ROOT / name).read_bytes()})
-    code = "from setuptools.build_meta import build_wheel; build_wheel('.')"
-    done = run("-c", code, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    wheel, = tmp_path.glob("*.whl")
-    modules = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")]
-    assert modules == ["multiscreen.py", "screening_triton.py"]
+    for argv in (["train.py", *SMALL, "--kernel", "auto", "--data", "text.txt", "--steps", "2"],
+                 ["train.py", "--resume", "--steps", "4"],
+                 ["abcdigits.py", "--trials", "1", "--lengths", "256", "--depths", "0.5"]):
+        done = run(*argv, cwd=tmp_path, env=env)
+        assert done.returncode == 0, done.stderr
+    assert "1 prompts took" in done.stdout
+    assert train.read_checkpoint(tmp_path / "out/ckpt.pt")["step"] == 4
