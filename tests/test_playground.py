@@ -1,7 +1,10 @@
 """Tests of course/playground/: the numbers on its page, and the page in use in Chromium."""
 import base64
+import html
 import json
 import re
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -10,7 +13,6 @@ import torch
 import multiscreen
 from course.playground import __main__ as playground
 from course.playground.data import page_data
-from tests.browser import CHROMIUM, Browser
 from tests.helpers import ROOT
 from train import load_checkpoint
 
@@ -18,6 +20,7 @@ pytestmark = pytest.mark.slow
 KEPT = ROOT / "docs/playground.html"
 ABCDIGITS = {"args": {"data": ["abcdigits"]}}
 PROMPT = playground.default_text(ABCDIGITS, 200)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @pytest.fixture
@@ -71,62 +74,67 @@ def test_the_page_in_docs_is_the_one_that_is_built_now(tmp_path):
 
 # ---------------------------------------------------------------------------------- in Chromium
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    """One browser for all tests."""
+# This comes first in the page, and notes what goes wrong in it.
+WATCH = """<script>
+const wrong = [];
+addEventListener("error", (event) => wrong.push(event.message ?? event.target.outerHTML), true);
+for (const kind of ["error", "warn", "log"]) console[kind] = (...words) => wrong.push(words);
+</script>"""
+# This comes last: a reader's hands, and the script of a test, whose result replaces the page.
+USE = """<script>
+const says = (name) => $(name).textContent;
+function write(name, text) {
+  $(name).focus();
+  $(name).select();
+  document.execCommand("insertText", false, text);
+}
+function click(selector) {
+  document.querySelector(selector).click();
+}
+function press(element, key) {
+  element.dispatchEvent(new KeyboardEvent("keydown", {key}));
+}
+// The logits of the last token and its relevances in each tile.
+function numbers() {
+  return [model.logits(count() - 1), model.tiles.map(({alpha}) => [...alpha.at(-1)])];
+}
+const found = (() => {SCRIPT})();
+for (const {name} of performance.getEntriesByType("resource")) wrong.push(name);
+document.documentElement.textContent = JSON.stringify([found, wrong]);
+</script>"""
+
+
+@pytest.fixture
+def use(tmp_path):
+    """use(script, page) is what the script returns in a page, in which nothing may go wrong."""
     if not CHROMIUM:
         pytest.skip("chromium is not installed: apt-get install chromium")
-    found = Browser(tmp_path_factory.mktemp("profile"))
-    yield found
-    found.close()
+
+    def use(script, page=KEPT, width=1240):
+        before, head, after = page.read_text("utf-8").partition("<head>")
+        assert head
+        text = before + head + WATCH + after + USE.replace("SCRIPT", script)
+        (tmp_path / "used.html").write_text(text, "utf-8")
+        done = subprocess.run(
+            [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+             f"--window-size={width},900", f"--user-data-dir={tmp_path}/profile", "--dump-dom",
+             (tmp_path / "used.html").as_uri()], capture_output=True, text=True, timeout=120)
+        result = re.search("<html.*?>(.*)</html>", done.stdout, re.S)[1]
+        found, wrong = json.loads(html.unescape(result))
+        assert wrong == []
+        return found
+
+    return use
 
 
-@pytest.fixture
-def show(browser):
-    """show(path) opens a page. Afterwards it must have no message, and no request but its own."""
-    paths = []
-
-    def show(path):
-        paths.append(path)
-        browser.events.clear()
-        browser.look(1240, 900)
-        browser.open(path)
-        return browser
-
-    yield show
-    for event in browser.events:
-        what, about = event.get("method"), event.get("params")
-        assert what not in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
-        if what == "Network.requestWillBeSent":
-            assert about["request"]["url"].startswith((paths[-1].as_uri(), "data:"))
-
-
-@pytest.fixture
-def page(show):
-    """The browser with the page of docs/ freshly opened."""
-    return show(KEPT)
-
-
-def text_of(page, name):
-    return page.evaluate(f"$('{name}').textContent")
-
-
-def write(page, name, text):
-    """Type a text into a field in place of what is there."""
-    page.evaluate(f"$('{name}').focus(); $('{name}').select()")
-    page.send("Input.insertText", text=text)
-
-
-def assert_as_in_python(page, model, text=PROMPT):
-    """Logits of the last token and relevances of all tokens, 1e-4 apart at most."""
+def assert_as_in_python(found, model, text=PROMPT):
+    """The page's numbers are 1e-4 apart at most."""
     tokens = torch.tensor([list(text.encode())])
     with torch.no_grad():
         logits = model(tokens)[0, -1].float()
-        maps = torch.cat([layer[0] for layer in model.relevance_maps(tokens)]).float()
-    found = page.evaluate("[model.logits(count() - 1), model.tiles.map(({alpha}) => "
-                          "alpha.map((row) => [...row, ...Array(count() - row.length).fill(0)]))]")
+        rows = torch.cat([maps[0, :, -1] for maps in model.relevance_maps(tokens)]).float()
     torch.testing.assert_close(torch.tensor(found[0]), logits, rtol=0, atol=1e-4)
-    torch.testing.assert_close(torch.tensor(found[1]), maps, rtol=0, atol=1e-4)
+    torch.testing.assert_close(torch.tensor(found[1]), rows, rtol=0, atol=1e-4)
 
 
 def softmax_screen(q, k, v, w, r, i0=0):
@@ -135,129 +143,115 @@ def softmax_screen(q, k, v, w, r, i0=0):
     return (s / 0.1).masked_fill(future, -torch.inf).softmax(-1) @ v
 
 
-def test_what_you_type_is_what_the_model_uses_and_its_numbers_are_pythons(page, model, monkeypatch):
-    model.double()
-    assert "answers “89”" in text_of(page, "answer")
-    assert page.evaluate("[$('warning').hidden, $('trim').value]") == [
-        True, "max(1 - (1 - s) / r, 0) ** 2"]
-    assert_as_in_python(page, model)
-    before = text_of(page, "effect")
-
-    write(page, "trim", "max(1 - (1 - s) / r, 0)")
-    with monkeypatch.context() as patch:
-        patch.setattr(multiscreen, "trim", lambda s, r: (1 - (1 - s) / r).relu())
-        assert_as_in_python(page, model)
-    assert "answers “89”" in text_of(page, "answer")
-    assert "with your formulas" in text_of(page, "screening-says")
-
-    write(page, "trim", "max(s, 0) ** 2")
-    with monkeypatch.context() as patch:
-        patch.setattr(multiscreen, "trim", lambda s, r: s.relu().square())
-        assert_as_in_python(page, model)
-    assert "answers “22”" in text_of(page, "answer")
-    assert "With the paper's formulas it writes “89”" in text_of(page, "effect")
-
-    page.click("#original")
-    assert text_of(page, "effect") == before
-    write(page, "softmask", "d <= 0 ? 1 : 0")
-    with monkeypatch.context() as patch:
-        patch.setattr(multiscreen, "softmask", lambda d, w: (d <= 0).double() + 0 * w)
-        assert_as_in_python(page, model)
-    assert "answers “====”" in text_of(page, "answer")
-
-    page.click("#original")
-    page.click("#use-softmax")
-    model.screen = softmax_screen
-    assert_as_in_python(page, model)
-    assert " 0.0% of the weights" in text_of(page, "effect")
+EDITS = {                                              # {what is done: the same in Python}
+    "0": {},
+    "write('trim', 'max(1 - (1 - s) / r, 0)')": {"trim": lambda s, r: (1 - (1 - s) / r).relu()},
+    "write('trim', 'max(s, 0) ** 2')": {"trim": lambda s, r: s.relu().square()},
+    "click('#no-square')": {"trim": lambda s, r: (1 - (1 - s) / r).relu()},
+    "click('#no-window')": {"softmask": lambda d, w: (d <= 0).double() + 0 * w},
+    "click('#original')": {},
+    "click('#use-softmax')": {"screen": softmax_screen}}
 
 
-def test_the_buttons_type_the_edits_and_put_back_the_original(page):
-    values = "[$('trim').value, $('softmask').value]"
-    original = page.evaluate(values)
-    for name, trim, softmask in (("no-square", "max(1 - (1 - s) / r, 0)", original[1]),
-                                 ("threshold-0", "max(s, 0) ** 2", original[1]),
-                                 ("no-window", original[0], "d <= 0 ? 1 : 0")):
-        page.click(f"#{name}")
-        assert page.evaluate(values) == [trim, softmask]
-        assert page.evaluate(f"$('{name}').getAttribute('aria-pressed')") == "true"
-    page.click("#original")
-    assert page.evaluate(values) == original
+def test_what_you_type_or_click_is_what_the_model_uses_and_its_numbers_are_pythons(
+        use, model, monkeypatch):
+    model.double().screen = lambda *inputs: multiscreen.screen(*inputs)
+    looks = ", ".join(f"({do}, [numbers(), says('answer'), says('effect')])" for do in EDITS)
+    seen = dict(zip(EDITS, use(f"return [{looks}]"), strict=True))
+    for do, equations in EDITS.items():
+        with monkeypatch.context() as m:
+            for name, f in equations.items():
+                m.setattr(multiscreen, name, f)
+            assert_as_in_python(seen[do][0], model)
+    answers = [re.search("answers “(.*?)”", answer)[1] for _, answer, _ in seen.values()]
+    assert answers[:6] == ["89", "89", "22", "89", "====", "89"]
+    assert "it writes “89”" in seen["write('trim', 'max(s, 0) ** 2')"][2]
+    assert seen["click('#original')"][2] == seen["0"][2]
+    assert " 0.0% of the weights" in seen["click('#use-softmax')"][2]
 
 
-def test_a_wrong_formula_is_a_line_beside_the_field_and_the_last_right_one_stays(page):
-    write(page, "trim", "max(s, 0) ** 2")
-    answer = text_of(page, "answer")
-    for wrong, says in (("max(s, ", "not a formula yet"), ("", "not a formula yet"),
-                        ("maximum(s)", "not defined"), ("sqrt(s)", "it gives NaN for s = -1"),
-                        ("1 / (1 - s)", "it gives Infinity for s = 1"),
-                        ("1e300 * (s + 2) ** 2", "no longer finite")):
-        write(page, "trim", wrong)
-        assert says in text_of(page, "trim-says")
-        assert "still uses “max(s, 0) ** 2”" in text_of(page, "trim-says")
-        assert page.evaluate("$('trim').ariaInvalid") == "true"
-        assert text_of(page, "answer") == answer
-    page.click("#original")
-    assert page.evaluate("[$('trim').ariaInvalid, $('trim-says').textContent]") == [None, ""]
+def test_a_wrong_formula_is_a_line_beside_the_field_and_the_last_right_one_stays(use):
+    wrong = {"max(s, ": "not a formula yet", "": "not a formula yet", "maximum(s)": "not defined",
+             "sqrt(s)": "it gives NaN for s = -1", "1 / (1 - s)": "it gives Infinity for s = 1",
+             "1e300 * (s + 2) ** 2": "no longer finite"}
+    (answer, _, _), *rows, (_, says, invalid) = use("""
+        const look = () => [says("answer"), says("trim-says"), $("trim").ariaInvalid];
+        const type = (text) => { write("trim", text); return look(); };
+        const rows = ["max(s, 0) ** 2", ...%s].map(type);
+        click("#original");
+        return [...rows, look()];""" % json.dumps([*wrong]))
+    for row, cause in zip(rows, wrong.values(), strict=True):
+        assert (row[0], row[2]) == (answer, "true")
+        assert cause in row[1]
+        assert "still uses “max(s, 0) ** 2”" in row[1]
+    assert (says, invalid) == ("", None)
 
 
-def test_without_the_needle_screening_finds_nothing_but_a_threshold_of_0_finds_something(page):
-    page.click("#delete")
-    assert "No line has it." in text_of(page, "answer")
-    assert "finds nothing and says so: all 192 characters" in text_of(page, "screening-says")
-    assert "must still choose" in text_of(page, "softmax-says")
-    page.click("#threshold-0")
-    assert re.search(r"accepts \d+ of 192 characters", text_of(page, "screening-says"))
-    page.click("#delete")
-    assert page.evaluate("$('typing').value") == PROMPT
-    assert text_of(page, "delete") == "Delete the needle"
+def test_without_the_needle_screening_finds_nothing_but_a_threshold_of_0_finds_something(use):
+    answer, nothing, softmax, something, text, button = use("""
+        click("#delete");
+        const found = [says("answer"), says("screening-says"), says("softmax-says")];
+        click("#threshold-0");
+        found.push(says("screening-says"));
+        click("#delete");
+        return [...found, $("typing").value, says("delete")];""")
+    assert "No line has it." in answer
+    assert "finds nothing and says so: all 192 characters" in nothing
+    assert "must still choose" in softmax
+    assert re.search(r"accepts \d+ of 192 characters", something)
+    assert (text, button) == (PROMPT, "Delete the needle")
 
 
-def test_typing_changes_the_text_and_the_caches_know_it(page, model):
-    page.click("[data-j='60']")
-    page.type("Zé")
-    text = PROMPT[:61] + "Zé" + PROMPT[61:]
-    assert page.evaluate("$('typing').value") == text
-    assert "kept the 62 before the edit" in text_of(page, "speed")        # é has two bytes
-    assert_as_in_python(page, model.double(), text)
+def test_typing_changes_the_text_and_the_caches_know_it(use, model):
+    *found, text, speed = use("""
+        click("[data-j='60']");
+        for (const letter of "Zé") document.execCommand("insertText", false, letter);
+        return [...numbers(), $("typing").value, says("speed")];""")
+    assert text == PROMPT[:61] + "Zé" + PROMPT[61:]
+    assert "kept the 62 before the edit" in speed      # é has two bytes
+    assert_as_in_python(found, model.double(), text)
 
 
-def test_sliders_and_copies_of_keys_change_the_pictures_but_not_the_model(page):
-    look = "[$('numbers').textContent, $('row').toDataURL(), $('map').toDataURL()]"
-    answer, before = text_of(page, "answer"), page.evaluate(look)
-    page.evaluate("$('r').focus()")
-    page.press("End")
-    after = page.evaluate(look)
+def test_sliders_and_copies_of_keys_change_the_pictures_but_not_the_model(use):
+    before, after, again, screening, softmax, answers = use("""
+        const look = () => [says("numbers"), $("row").toDataURL(), $("map").toDataURL()];
+        const found = [look()], answer = says("answer");
+        $("r").value = 1000;
+        $("r").dispatchEvent(new Event("input"));
+        found.push(look());
+        click("#learned");
+        found.push(look());
+        click("#competition tbody tr:nth-child(2) .copies button:last-child");
+        return [...found, says("screening-numbers"), says("softmax-numbers"),
+                [answer, says("answer")]];""")
     assert [a == b for a, b in zip(before, after)] == [False, True, False]
-    page.click("#learned")
-    assert page.evaluate(look) == before
-    page.click("#competition tbody tr:nth-child(2) .copies button:last-child")
-    assert text_of(page, "screening-numbers").endswith("change of an untouched key: 0.")
-    assert not text_of(page, "softmax-numbers").endswith("change of an untouched key: 0.")
-    assert text_of(page, "answer") == answer
+    assert again == before
+    assert screening.endswith("change of an untouched key: 0.")
+    assert not softmax.endswith("change of an untouched key: 0.")
+    assert answers[0] == answers[1]
 
 
-def test_a_phone_a_keyboard_and_a_screen_reader_can_use_the_page(page):
-    page.look(390, 844)
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
-    nameless = page.evaluate("""[...document.querySelectorAll("button, input, textarea, canvas")]
-        .filter((e) => e.id !== "ramp" && !e.closest("#maps, #legend")
-                && !(e.ariaLabel || e.labels?.length || e.textContent.trim()))
-        .map((e) => e.outerHTML)""")
-    assert nameless == []
-    page.evaluate("$('no-window').focus()")
-    page.press("Enter", "\r")
-    assert page.evaluate("$('softmask').value") == "d <= 0 ? 1 : 0"
-    page.evaluate("$('maps').children[3].focus()")
-    page.press("ArrowRight")
-    assert page.evaluate("state.tile") == 4
+def test_a_phone_a_keyboard_and_a_screen_reader_can_use_the_page(use):
+    width, nameless, pressed, tile = use("""
+        document.body.style.width = "390px";
+        const width = document.body.scrollWidth;
+        const all = [...document.querySelectorAll("button, input, textarea, canvas")];
+        const nameless = all.filter((e) => e.id !== "ramp" && !e.closest("#maps, #legend")
+          && !(e.ariaLabel || e.labels?.length || e.textContent.trim())).map((e) => e.outerHTML);
+        click("#no-window");
+        press($("maps").children[3], "ArrowRight");
+        return [width, nameless, $("no-window").getAttribute("aria-pressed"), state.tile];""",
+                                         width=390)
+    assert (width, nameless, pressed, tile) == (390, [], "true", 4)
 
 
-def test_an_edit_of_multiscreen_py_is_reported_on_its_page(show, model, tmp_path, monkeypatch):
+def test_an_edit_of_multiscreen_py_is_reported_on_its_page(use, model, tmp_path, monkeypatch):
     """The text needs escaping, and has a character of two bytes."""
     monkeypatch.setattr(multiscreen, "trim", lambda s, r: (1 + (s - 1) / r).relu())
     text = "</script><!-- é &amp; \\ PLAYGROUND_DATA"
     playground.write_page(tmp_path / "edited.html", page_data(model, text))
-    page = show(tmp_path / "edited.html")
-    assert page.evaluate("[$('warning').hidden, $('typing').value]") == [False, text]
-    assert "course/playground/model.js" in text_of(page, "warning")
+    is_hidden, typed, warning = use(
+        "return [$('warning').hidden, $('typing').value, says('warning')]",
+        tmp_path / "edited.html")
+    assert (is_hidden, typed) == (False, text)
+    assert "course/playground/model.js" in warning
