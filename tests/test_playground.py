@@ -177,9 +177,9 @@ def test_a_wrong_formula_is_a_line_beside_the_field_and_the_last_right_one_stays
     (answer, _, _), *rows, (_, says, invalid) = use("""
         const look = () => [says("answer"), says("trim-says"), $("trim").ariaInvalid];
         const type = (text) => { write("trim", text); return look(); };
-        const rows = ["max(s, 0) ** 2", ...%s].map(type);
+        const rows = ["max(s, 0) ** 2", ...WRONG].map(type);
         click("#original");
-        return [...rows, look()];""" % json.dumps([*wrong]))
+        return [...rows, look()];""".replace("WRONG", json.dumps([*wrong])))
     for row, cause in zip(rows, wrong.values(), strict=True):
         assert (row[0], row[2]) == (answer, "true")
         assert cause in row[1]
