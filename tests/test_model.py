@@ -1,16 +1,20 @@
-"""What users meet when they build and train a model: refusals, memory, edits.
+"""What users meet when they build, train and use a model: refusals, memory, sampling, edits.
 
-That the model is the paper's is shown in test_multiscreen.py.
+That the model is the paper's, and that its caches and greedy generation are right, is shown in
+test_multiscreen.py.
 """
 import math
+import re
 
 import pytest
 import torch
 
 import multiscreen as ms
 from multiscreen import Config, Multiscreen
-from test_multiscreen import INF, correlated, draw_tokens, small
+from test_multiscreen import INF, correlated, draw_tokens, random, small, talkative
+from tests.helpers import ROOT
 
+# --------------------------------------------------------------------- build and train
 
 @pytest.mark.parametrize("name, x", [("N_L", 0), ("d_K", 1), ("w_th", 1.0), ("w_th", math.nan),
                                      ("w_th", INF)])
@@ -77,3 +81,109 @@ def test_without_targets_the_loss_is_zero_and_so_is_its_gradient():
     loss.backward()
     assert loss == 0
     assert all((p.grad == 0).all() for p in model.parameters())
+
+
+# --------------------------------------------------------------------- use
+
+def test_gradients_flow_through_caches():
+    """The loss of pieces, each with the caches of those before, has the gradients of one pass."""
+    model, tokens = small(1, moved=True).double(), draw_tokens(2, 101)
+    x, y = tokens[:, :-1], tokens[:, 1:]
+    caches, nats = model.new_caches(), []
+    for part, targets in zip(x.split([50, 1, 49], 1), y.split([50, 1, 49], 1)):
+        nats.append(model.nats(model.hidden(part, caches).flatten(0, 1), targets.flatten(),
+                               model.head()))
+    found, wanted = (torch.autograd.grad(loss, list(model.parameters()))
+                     for loss in (torch.cat(nats).mean(), model.loss(x, y)))
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("temperature, top_k", [(2.5, None), (2.5, 99), (0.5, 3)])
+def test_tokens_are_drawn_from_the_softmax_of_the_top_k_logits(temperature, top_k):
+    """The generator of random numbers that is given draws them: the same ones each time."""
+    model, tokens = small(2, moved=True, psi=1, d_K=2, d_V=2), draw_tokens(2, 9)
+    with torch.no_grad():
+        z = model(tokens)[:, -1]
+    kept = z.topk(min(top_k or 50, 50)).indices
+    p = torch.zeros(2, 50).scatter(1, kept, (z.gather(1, kept) / temperature).softmax(1))
+
+    def draw(seed):
+        return model.generate(tokens.repeat(3000, 1), 1, temperature=temperature, top_k=top_k,
+                              generator=random(seed)).view(3000, 2)
+
+    drawn = draw(0)
+    share = torch.stack([drawn[:, n].bincount(minlength=50) for n in (0, 1)]) / 3000
+    assert ((share - p).abs() <= 5 * (p / 3000).sqrt()).all()
+    assert torch.equal(drawn, draw(0)) and not torch.equal(drawn, draw(1))
+
+
+@pytest.mark.parametrize("temperature, bad, n_tokens", [(1.0, 0, 0), (1.0, 3, 8), (0.0, 3, 8)])
+def test_logits_that_are_not_finite_are_reported_at_once_or_at_the_end(
+        monkeypatch, temperature, bad, n_tokens):
+    """Those of the prompt at once, those of a later token after the last one."""
+    right, calls, seen = Multiscreen.logits, [], []
+
+    def logits(self, x, head):
+        calls.append(x)
+        return right(self, x, head) * (math.nan if len(calls) == bad + 1 else 1.0)
+
+    monkeypatch.setattr(Multiscreen, "logits", logits)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        for tokens in small(1).stream(draw_tokens(1, 5), 9, temperature):
+            seen.append(tokens)
+    assert len(seen) == n_tokens
+
+
+@pytest.mark.parametrize("options", [{"temperature": -1.0}, {"temperature": 1e-5}, {"top_k": 0}])
+def test_impossible_options_of_generation_are_refused(options):
+    with pytest.raises(ValueError, match="expected"):
+        small(1).generate(draw_tokens(1, 5), 1, **options)
+
+
+def test_a_long_prompt_goes_through_in_pieces():
+    """The definition needs memory for T x S relevances, so it reads few tokens at a time."""
+    model, sizes = small(1), []
+
+    def screen(q, k, *others):
+        assert not torch.is_grad_enabled()             # else every layer's relevances are kept
+        sizes.append((q.shape[2], k.shape[2]))
+        return ms.screen(q, k, *others)
+
+    model.screen, model.tokens_at_once = screen, 40
+    model.generate(draw_tokens(1, 100), 2)
+    assert sizes[:: model.config.N_L] == [(40, 40), (40, 80), (20, 100), (1, 101)]
+
+
+@torch.no_grad()
+def test_an_edit_of_the_definition_acts_on_a_model_that_exists(monkeypatch):
+    """In its logits, its maps and its decoding. A screen that is assigned is the one that acts."""
+    model, tokens = talkative(), draw_tokens(2, 60)
+    logits, maps, text = model(tokens), model.relevance_maps(tokens), model.generate(tokens, 8)
+
+    def compete(q, k, v, w, r, i0=0):
+        alpha_d = ms.relevance(q, k, w, r, i0)
+        return alpha_d / (alpha_d.sum(-1, keepdim=True) + 0.1) @ v
+
+    right = ms.screen
+    monkeypatch.setattr(ms, "screen", compete)
+    assert not torch.allclose(model(tokens), logits)
+    assert model.relevance_maps(tokens)[0].sum(-1).max() < 1
+    assert not torch.equal(model.generate(tokens, 8), text)
+    model.screen = right
+    assert torch.equal(model(tokens), logits)
+    torch.testing.assert_close(model.relevance_maps(tokens), maps)
+
+
+@pytest.mark.parametrize("name", ["Sigmoid", "Power", "model"])
+def test_the_variants_of_the_guide_decode_as_they_read_and_learn(name):
+    codes = re.findall(r"```python\n(.*?)```", (ROOT / "docs/variants.md").read_text("utf-8"), re.S)
+    code, = [code for code in codes if re.search(rf"^(class|def) {name}\b", code, re.M)]
+    scope, config = {}, Config(psi=2, vocab_size=50, d_E=16)
+    exec(code, scope)
+    torch.manual_seed(0)
+    model = scope["model"](config) if name == "model" else Multiscreen(config, None, scope[name])
+    tokens, caches = draw_tokens(2, 60), model.new_caches()
+    parts = torch.cat([model(part, caches) for part in tokens.split([40, 1, 19], 1)], 1)
+    torch.testing.assert_close(parts, model(tokens), rtol=1e-4, atol=1e-4)
+    model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+    assert all(p.grad.isfinite().all() and p.grad.any() for p in model.layers[0].parameters())
