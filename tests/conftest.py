@@ -1,9 +1,15 @@
-"""Fixtures that several test files use."""
+"""Settings and fixtures of all tests in this folder."""
+import os
 import signal
+import tempfile
 
 import pytest
 
 import train
+
+# The tests' own cache: torch's cannot tell two layouts of one operator apart.
+INDUCTOR = tempfile.TemporaryDirectory()
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = INDUCTOR.name
 
 
 @pytest.fixture(scope="session", autouse=True)

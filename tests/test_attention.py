@@ -6,6 +6,7 @@ import torch
 
 import multiscreen as ms
 from study import attention, local
+from test_multiscreen import draw_tokens, random
 from tests.reference import MECHANISMS, reference_transformer
 from train import build_model, choose_screen, try_model
 
@@ -13,14 +14,6 @@ from train import build_model, choose_screen, try_model
 NAMES = (*MECHANISMS, "SteepALiBi", "FixedSigmoid", "LateForgetting", "WideScreening")
 SIZES = {"N_L": 2, "N_H": 3, "d_E": 24, "vocab_size": 257}
 LAYOUT = [name for name in vars(local) if hasattr(getattr(local, name), "recipe")]
-
-
-def random(seed):
-    return torch.Generator().manual_seed(seed)
-
-
-def draw_tokens(*shape):
-    return torch.randint(0, 257, shape, generator=random(1))
 
 
 def moved_model(name, dtype=None):
