@@ -103,3 +103,10 @@ def write(folder, files):
             content = content.tobytes()
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     return folder
+
+
+def edit(path, old, new):
+    """Replace a part of a file."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))

@@ -13,7 +13,7 @@ import multiscreen
 from course.exercises import grade, handout
 from course.exercises.solutions import part3_derivative, part4_kernel
 from course.exercises.teach import autograder
-from tests.helpers import ROOT, run
+from tests.helpers import ROOT, edit, run
 from train import load_checkpoint
 
 TEACH = ROOT / "course/exercises/teach"
@@ -49,12 +49,6 @@ def root(monkeypatch, tmp_path):
     for name, module in zip(autograder.PARTS, solutions):
         shutil.copyfile(module.__file__, tmp_path / "submission" / name)
     return tmp_path
-
-
-def edit(path, old, new):
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
 
 
 def test_each_mistake_costs_its_own_points_and_shows_its_message(root, monkeypatch, capsys):
