@@ -12,7 +12,7 @@ import multiscreen
 from course.exercises import grade, messages, test_part1, test_part2, test_part3
 from course.exercises.solutions import part3_derivative, part4_kernel
 from screening_triton import available
-from tests.helpers import needs_interpreter
+from tests.helpers import edit, needs_interpreter
 
 PARTS = [test_part1, test_part2, test_part3]
 if available("cpu"):                                   # Triton's interpreter
@@ -42,12 +42,6 @@ def message_of(part, test):
         print(e)                                       # pytest -rP: read them
         return str(e)
     return ""
-
-
-def edit(path, old, new):
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
 
 
 @pytest.mark.parametrize("part, test", TESTS)
@@ -164,7 +158,6 @@ def test_a_message_says_what_is_wrong_and_names_no_other_mistake(solved, part, t
 
 # Ways to a solution, or around it. Each stands for `trim`, and uses only what a file may import.
 CHEATS = {
-    "an import": "import multiscreen\nf = multiscreen.trim",
     "a search of sys.path": """
         import importlib.machinery
         import sys
@@ -172,9 +165,6 @@ CHEATS = {
             spec = importlib.machinery.PathFinder.find_spec("multiscreen", [path])
             module = spec and spec.loader.load_module("multiscreen")
             f = getattr(module, "trim", f)""",
-    "torch's import machinery": """
-        from torch.package import sys_importer
-        f = sys_importer.import_module("multiscreen").trim""",
     "everything alive": """
         import gc
         f = [x for x in gc.get_objects() if callable(x) and x is not trim
@@ -187,11 +177,6 @@ CHEATS = {
             def __reduce_ex__(self, protocol):
                 return (torch.Tensor, ())
         f = lambda s, r: s.as_subclass(Yes)""",
-    "no results": "torch.save = lambda found, path: open(path, 'w').close()",
-    "fewer results": """
-        save = torch.save
-        torch.save = lambda found, path: save([], path)
-        f = lambda s, r: s""",
     "an object that agrees": """
         save = torch.save
         torch.save = lambda found, path: save([{} for x in found], path)
@@ -203,10 +188,7 @@ def test_no_way_around_the_work_earns_points(solved, way):
     body = textwrap.indent(textwrap.dedent(CHEATS[way]).strip(), "    ")
     edit(solved / "part1_screening.py", TRIM,
          f"f = None\n{body}\n    return f(s, r)")
-    try:
-        assert message_of(test_part1, "test_trim") != ""
-    except (ValueError, EOFError, KeyError):                     # a damaged answer is no right one
-        pass
+    assert message_of(test_part1, "test_trim") != ""
 
 
 def test_an_exercise_never_gets_its_own_solution(monkeypatch):
