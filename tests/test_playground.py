@@ -119,6 +119,7 @@ def use(tmp_path):
             [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
              f"--window-size={width},900", f"--user-data-dir={tmp_path}/profile", "--dump-dom",
              (tmp_path / "used.html").as_uri()], capture_output=True, text=True, timeout=120)
+        assert "</html>" in done.stdout, done.stderr[-3000:]
         result = re.search("<html.*?>(.*)</html>", done.stdout, re.S)[1]
         found, wrong = json.loads(html.unescape(result))
         assert wrong == []
