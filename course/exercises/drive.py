@@ -228,9 +228,10 @@ def whole_model(make, config, weights, tokens, n):
 
 
 def whole_gradients(make, config, weights, x):
+    """All of 10^4 times the loss: those of s_w are small, and must be right, too."""
     model = make(config, weights)
-    model.loss(x[None, :-1], x[None, 1:]).backward()
-    return {f"dL/d({name})": torch.zeros_like(p) if p.grad is None else p.grad
+    (1e4 * model.loss(x[None, :-1], x[None, 1:])).backward()
+    return {f"10^4 dL/d({name})": torch.zeros_like(p) if p.grad is None else p.grad
             for name, p in model.named_parameters()}
 
 

@@ -80,9 +80,10 @@ def describe_other(found, wanted, what, name, case):
         return found["an error"] + found["where"]
     if "the value" not in wanted and len(wanted) <= 5:
         for order in itertools.permutations(wanted):
-            if all(agree(found[mine], wanted[right], case) for mine, right in zip(wanted, order)):
+            if all(agree(found.get(mine), wanted[right], case)
+                   for mine, right in zip(wanted, order)):
                 return f"{name} returns the right results in another order: {', '.join(order)}"
-    x, y = found[what], wanted[what]
+    x, y = found.get(what, "nothing"), wanted[what]
     if not is_plain(x):
         missing = ": is a return missing?" if x == "nothing" else ""
         return f"{what} of {name} is {x}; it should be a tensor{missing}"
@@ -91,7 +92,7 @@ def describe_other(found, wanted, what, name, case):
             x.shape != y.shape or off(x.double(), y.double(), 1e-3, math.inf).any()):
         return ""
     line = f"{what} of {name} is {x.dtype}; it should be {y.dtype}"
-    if x.is_floating_point():
+    if (x.dtype, y.dtype) == (torch.float32, torch.float64):
         line += ". math.pi * d, for integers d, and a new tensor without dtype= are float32"
     return line
 
@@ -171,9 +172,8 @@ def about_numbers(x, y):
     for axis in reversed(range(x.ndim)):
         scale = (x * y).sum(axis, keepdim=True) / y.square().sum(axis, keepdim=True)
         if x.ndim > 1 and x.shape[axis] > 2 and near(x, scale * y):
-            return (f". Along axis {axis} all are right but for one factor, which is "
-                    f"{scale.min():.4g} to {scale.max():.4g}: what of that axis is missing, or too "
-                    "much?")
+            return (f". Along axis {axis} one factor is wrong, the same for all: yours are "
+                    f"{scale.min():.4g} to {scale.max():.4g} times what they should be")
     return ""
 
 

@@ -38,7 +38,8 @@ MASKS = [
      "cosine: this window is hard"),
     *[(CURVE, wrong, "inside the window the mask must fall from 1 to 0 as (cos(pi d/w) + 1)/2: "
        "this is another curve") for wrong in (
-           "torch.cos(math.pi * (d / w) / 2)", "torch.cos(math.pi * (d / w))", "(d / w).exp()",
+           "torch.cos(math.pi * (d / w) / 2)", "0.5 * (torch.cos(math.pi * (d / w) / 2) + 1)",
+           "torch.cos(math.pi * (d / w))", "(d / w).exp()",
            "1 - (d / w).square()")],
     (MASK, "(d <= 0) + 0 * (d / w)", "a causal mask is not enough: it also falls with the "
      "distance, and ends at w"),

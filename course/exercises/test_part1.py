@@ -152,6 +152,7 @@ MISTAKES = {
          "(cos + 1)/2"),
         ("math.pi * u", "u", "gamma lacks pi: cos(pi w/w_th)"),
         (GAMMA, "1 - u / w_th", "gamma falls as a cosine, not as a line"),
+        ("2 * math.pi)", "math.pi)", "a whole turn is 2 pi, not pi"),
         (ANGLE, "(10000.0 ** (-torch.arange(len(w)) / len(w)) + 0 * u)[:, None]", "these are "
          "RoPE's angles: MiPE's depend on w")),
     "mipe": edits(

@@ -373,6 +373,8 @@ MISTAKES = {
          "wanted"),
         ("x = tokens", "x = tokens[:, -1:]", "only the last token of the prompt is read: all of it "
          "goes through the layers first"),
+        ("x = tokens", "self.hidden(tokens, caches)\n    x = tokens[:, -1:]", "the last token of "
+         "the prompt goes through the layers twice: its logits are those of the whole prompt"),
         ("for _ in range(n):", "for _ in range(n):\n        caches = self.new_caches()", "the "
          "caches are empty at each step: make them once, before the first, and pass them to "
          "`hidden`"),
@@ -523,7 +525,7 @@ def test_training():
         theirs = ms.Multiscreen(ms.Config(vocab_size=30, N_L=1, N_H=2, d_E=16, d_V=16))
     text = torch.randint(30, (60,), generator=random(1)).repeat(20)      # a text to memorize
     exercise, loss = whole("the loss", theirs, text[:60], tolerance=1e-4, hint="a parameter has a "
-                           "wrong gradient: do 2.1 to 2.9 pass?")
+                           "wrong gradient: is it detached, or what is made of it, in 2.2 to 2.8?")
     exercise.grade(loss)
     exercise, three = whole("training", theirs, text, 3, tolerance=1e-3, hint="the losses of the "
                             "first three steps differ: do 2.1 to 2.8 pass?")

@@ -141,10 +141,13 @@ def of_alpha(kernel):
                *[("z * z * m", f"{c} * z**{a} * m**{b}", "alpha_d is z^2 m: yours is "
                   f"{c} z^{a} m^{b}") for c, a, b in FACTORS if (c, a, b) != (1, 2, 1)],
                ("z * z * m", "z * z + m", "m multiplies: alpha_d = z^2 m"),
-               ("z * z * m", "z * z * m / (z * z * m).sum(1, keepdim=True).clamp_min(1e-9)",
-                "nothing may compete: do not divide by the sum of relevances"),
+               *[("z * z * m", f"z * z * m / ((z * z * m).sum(1, keepdim=True){no_zero})",
+                  "nothing may compete: do not divide by the sum of relevances")
+                 for no_zero in (".clamp_min(1e-9)", " + 1e-6")],
                ("z_and_m(q, k, w, r,", "z_and_m(q, k, w, w.clamp(max=1e6),", "1 - s is divided by "
-                "w: W and R are swapped"))]
+                "w: W and R are swapped"),
+               ("z_and_m(q, k, w, r,", "z_and_m(q, k, r, w.clamp(max=1e6),", "W and R are swapped"
+                ))]
 
 
 # {kernel: [(a wrong one in PyTorch, what to say to those who have its results)]}
@@ -240,7 +243,8 @@ def test_relevance_kernel():
     cases = []
     for T, S, i0, w, BI, BJ in [*CASES, (18, 40, 22, 1.0, 32, 16)]:
         q, k, _, w_, r = inputs(T, S, w)
-        cases.append(case(q, k, w_, r, i0, BI, BJ, hint=named(T, S, i0, w, BI, BJ)))
+        cases.append(case(q, k, w_, r, i0, BI, BJ, hint=f"{named(T, S, i0, w, BI, BJ)}. "
+                          "By hand: where q = k, alpha_d is m, 1 at d = 0 and 1/2 at d = -w/2"))
     check("relevance_kernel", *cases)
 
 
@@ -256,13 +260,17 @@ def test_bounds_kernel():
     check("bounds_kernel", *cases)
 
 
+FORMULAS = {"forward_kernel": "h_i is the sum over j of z^2 m v_j",
+            "dq_kernel": "dq_i is the sum over j of 2 z m (dh_i . v_j) k_j / r"}
+
+
 def near_cases(name):
     """CASES, and one with NaN in all keys outside the blocks to visit, 80 to 127."""
     cases = []
     for T, S, i0, w, BI, BJ in [*CASES, (20, 160, 100, 20.0, 32, 16)]:
-        hint = (f"{named(T, S, i0, w, BI, BJ)}: a program's queries have the rows t0 .., also in "
-                "OUT, and keys and values the rows j0 .. of each turn of the loop; i0 is for d "
-                "alone")
+        hint = (f"{FORMULAS[name]}. If this is what you add up: {named(T, S, i0, w, BI, BJ)}; a "
+                "program's queries have the rows t0 .., also in OUT, and keys and values the rows "
+                "j0 .. of each turn of the loop; i0 is for d alone")
         x = inputs(T, S, w)
         if S == 160:
             hint = OUTSIDE
