@@ -407,7 +407,8 @@ class Multiscreen(nn.Module):
             # To read `finite`, the CPU waits for the GPU: do so at the first and last token only.
             finite = z.isfinite().all() & finite
             if step in (0, n - 1) and not finite:
-                raise FloatingPointError("the logits are not finite: has the model diverged?")
+                raise FloatingPointError("the logits are not finite: has the model diverged, or "
+                                         "does a layer fail with a cache?")
             if top_k is not None:
                 k_th = z.topk(min(top_k, z.shape[-1])).values[:, -1:]      # the smallest kept
                 z = z.masked_fill(z < k_th, -torch.inf)

@@ -845,7 +845,7 @@ def main(argv=None):
 if __name__ == "__main__":
     try:
         main()
-    except OSError as e:
+    except (OSError, FloatingPointError) as e:         # the latter: the sample has NaN
         sys.exit(f"error: {e}")
     finally:
         if dist.is_initialized():
