@@ -10,9 +10,9 @@ decode     one more token after a context, for each of --lengths
 forward    hidden states and logits of a text in one pass, for each of --lengths; this is the
            section "Inference Latency" of the paper
 
-A model is named by flags of train.py, in quotes. Other flags of train.py are for all models, such
-as --seq-len, --batch-size, --dtype, --device and --compile, which a GPU does by itself. The models
-take turns, so that other work on the machine slows them all alike.
+A model is named by flags of train.py, in quotes. Other flags of train.py are for all models whose
+quotes do not have them, such as --seq-len, --batch-size, --dtype, --device and --compile, which a
+GPU does by itself. The models take turns, so that other work on the machine slows them all alike.
 
 The weights are random. On a GPU that changes no time, because a relevance of 0 takes as long to
 compute as any other; only windows matter. On a CPU the screen in C++ skips keys that Trim rejects,
@@ -71,7 +71,7 @@ def get_models(args, shared):
         model, _, _ = train.load_checkpoint(args.ckpt, args.device, dtype)
         found.append((args.ckpt, "trained", model))
     for words in args.models:
-        flags = train.get_args([*shlex.split(words), *shared])
+        flags = train.get_args([*shared, *shlex.split(words)])
         if hasattr(new_model(flags, "initial").layers[0], "s_w"):
             settings = ["initial", "trained-like", "trained-like + SWE"]
         else:
