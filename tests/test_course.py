@@ -139,6 +139,9 @@ def test_what_is_no_known_mistake_is_described(solved, body, message):
     # A floor under the mask is not taken for another mistake.
     (test_part1, "softmask", "* (d / w)) + 1), 0.0)", "* (d / w)) + 1), 1e-15)",
      "for w = 4 and d = -300 .. 99\nthe value of softmask is 1e-15 at [0, 0]; it should be 0, "),
+    (test_part1, "softmask", "inside = (-w < d) & (d <= 0)",
+     "inside, e = (-w < d) & (d <= 0), d + 0\n    d.sub_(1)\n    d = e",
+     "softmask changes its input"),
     # What one number lacks is not said of all.
     (test_part1, "acceptance", ".clamp_min(1e-3)", ".clamp(1e-3, 1 - 1e-3)",
      "should be 1. Only index 2 of axis 0 is wrong, of 3"),

@@ -5,6 +5,7 @@ import math
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ SOURCE = {"multiscreen": "r = sigmoid(s_r)\nq = x\n"}
 
 
 def write_run(folder, loss=2.0, step=10, source=SOURCE, finished=True, diverged=False, last=True,
-              **flags):
+              text="text", **flags):
     """A folder as train.py leaves it."""
     folder.mkdir(parents=True)
     seed = int(folder.name.rpartition("-")[2])
@@ -59,7 +60,7 @@ def write_run(folder, loss=2.0, step=10, source=SOURCE, finished=True, diverged=
     log = "\n".join(rows) + "\n"
     if last:
         torch.save({"args": flags, "config": {}, "source": source, "step": step, "log": log,
-                    "text": "text", "finished": finished, "weights": {"W": torch.zeros(3, 4)}},
+                    "text": text, "finished": finished, "weights": {"W": torch.zeros(3, 4)}},
                    folder / "ckpt.pt")
     if diverged:
         log += f"{step + 5}\t2.5\t0\t\n"
@@ -69,6 +70,7 @@ def write_run(folder, loss=2.0, step=10, source=SOURCE, finished=True, diverged=
 
 @pytest.mark.parametrize("different, words", [
     ({"lr": 0.2}, "lr 0.1 | 0.2"), ({"psi": 4}, "psi None | 4"),
+    ({"text": "other"}, "text text | other"),
     ({"finished": False, "step": 5}, "finished | stopped at step 5"),
     ({"source": {"multiscreen": "r = exp(s_r) + 1\nq = x\n"}}, "+r = exp(s_r) + 1")])
 def test_a_mean_needs_equal_flags_code_and_steps(call, tmp_path, different, words):
@@ -104,6 +106,7 @@ def test_differences_are_paired_by_seed():
     assert found["n"] == 3
     assert (found["mean"], found["p"]) == pytest.approx((2 / 3, 1 - t / math.sqrt(2 + t**2)))
     assert (found["low"] + found["high"]) / 2 == pytest.approx(found["mean"])
+    assert "no difference from a" in compare.in_words("b", "a", found | {"p": 0.04}, 0.08)
 
 
 def test_differences_that_are_equal_but_for_rounding_have_no_p():
@@ -218,6 +221,13 @@ def test_a_table_is_written_whole_and_says_what_it_is_of(call, checkpoint):
         assert row["checkpoint"] == rows[0]["checkpoint"] and len(row["checkpoint"]) == 10
         assert row["commit"] == measure.commit()
     assert "nats per token" in out and "wrote" in out
+
+
+def test_swe_begins_at_the_training_length(checkpoint):
+    run = measure.Measurement(SimpleNamespace(
+        ckpt=checkpoint("--tiles", "3"), device="cpu", table=None, swe=True, rope_scale=["1"]), "a")
+    assert list(run.settings()) == ["as trained", "SWE"]
+    assert run.model.layers[0].w.tolist() == [2, math.inf, math.inf]       # 17 > 16, too
 
 
 def test_a_table_that_cannot_be_written_is_refused_before_measuring(call, checkpoint, monkeypatch):

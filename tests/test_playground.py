@@ -2,6 +2,7 @@
 import base64
 import html
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -33,6 +34,10 @@ def model():
 
 
 # ------------------------------------------------------------------------------- without a page
+
+def test_line_ends_are_those_of_a_text_field(model):
+    assert page_data(model, "a\r\nb\rc")["text"] == "a\nb\nc"
+
 
 def test_a_page_is_written_from_a_checkpoint_and_a_text(tmp_path, capsys):
     page = tmp_path / "new/p.html"
@@ -204,10 +209,13 @@ def test_without_the_needle_screening_finds_nothing_but_a_threshold_of_0_finds_s
 
 
 def test_typing_changes_the_text_and_the_caches_know_it(use, model):
-    *found, text, speed = use("""
+    *found, text, speed, inside = use("""
         click("[data-j='60']");
         for (const letter of "Zé") document.execCommand("insertText", false, letter);
-        return [...numbers(), $("typing").value, says("speed")];""")
+        const insideOf = ({alpha, w, v}) => summarize(alpha, count() - 1, w, v).inside;
+        return [...numbers(), $("typing").value, says("speed"), model.tiles.map(insideOf)];""")
+    assert inside == [min(math.ceil(w), len(text.encode()))
+                      for layer in model.layers for w in layer.w.tolist()]
     assert text == PROMPT[:61] + "Zé" + PROMPT[61:]
     assert "kept the 62 before the edit" in speed      # é has two bytes
     assert_as_in_python(found, model.double(), text)

@@ -369,7 +369,7 @@ def test_decoding_with_the_cache_that_forgets_equals_one_pass():
     assert caches[0].n < sum(pieces)
 
 
-@pytest.mark.parametrize("w, oldest", [([3.0, 9.5], 30), ([3.0, INF], 0), ([math.nan], 0),
+@pytest.mark.parametrize("w, oldest", [([3.0, 9.5, 4.0], 30), ([3.0, INF], 0), ([math.nan], 0),
                                        (None, 0)])
 def test_the_cache_keeps_what_the_widest_window_reaches_and_forgets_older_keys(w, oldest):
     cache, x = screening_cpu.WindowCache(), torch.arange(41.0).reshape(1, 1, 41, 1)

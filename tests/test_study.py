@@ -44,7 +44,7 @@ def test_a_family_of_differences_by_hand():
         [0.03, 0.06, 0.06, math.nan], nan_ok=True)
 
 
-@pytest.mark.parametrize("column", ["lr", "step", "data", "code", "parameters", "w_th"])
+@pytest.mark.parametrize("column", ["lr", "step", "data", "code", "parameters", "w_th", "seq_len"])
 def test_runs_that_are_not_alike_have_no_mean(column):
     table = rows(model=["a", "a", "b"], seed=[0, 1, 0], value=[1.0, 2.0, 3.0])
     assert len(tables.by_seed(table.assign(**{column: [1, 1, 2]}))) == 3
@@ -237,6 +237,11 @@ def test_ends_and_candidates_are_what_the_docstring_says():
     strings, others = copying.candidates_of(same, 5)
     assert sorted(strings) == sorted([same, *others])
     assert all(other[4] != same[4] for other in others)
+    places = [copying.candidates_of(same, 5)[0].index(same)
+              for same, _ in map(copying.pair_of, range(50))]
+    assert set(places) == set(range(5))
+    nats = [(torch.full((28,), x), torch.ones(28)) for x in (0.5, 6.0, 6.0, 6.0, 6.0, 0.4)]
+    assert copying.numbers(nats, torch.ones(28, dtype=torch.bool))["likeliest"] == 0
     assert f"guessing a letter or digit costs {tables.GUESS:.2f}" in copying.__doc__
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import multiscreen
-from course.exercises import grade, handout
+from course.exercises import grade, handout, test_part1
 from course.exercises.solutions import part3_derivative, part4_kernel
 from course.exercises.teach import autograder
 from tests.helpers import ROOT, edit, run
@@ -123,6 +123,14 @@ def test_a_folder_of_submissions_becomes_a_table(tmp_path, monkeypatch, capsys):
 
     with pytest.raises(SystemExit, match="ann/in a folder is one submission"):
         autograder.main([str(tmp_path / "ann/in a folder")])
+
+
+def test_a_part_that_cannot_run_here_has_no_points(monkeypatch):
+    monkeypatch.setattr(test_part1, "test_trim", lambda: pytest.skip("no triton"))
+    try:
+        assert autograder.run_test("1", "trim") == (False, "no triton")
+    except pytest.skip.Exception:                      # which would only skip this test
+        pytest.fail("the skip ends the autograder")
 
 
 @pytest.mark.parametrize("broken", ["grader", "python"])
