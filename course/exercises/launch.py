@@ -98,8 +98,8 @@ def check_source(file, name):
             if call == "dot" and options.get("input_precision") not in ("'ieee'", '"ieee"'):
                 raise Wrong(where + 'tl.dot needs input_precision="ieee": without it a GPU rounds '
                             "float32 to tf32, which has three digits")
-            if call == "load" and (len(node.args) == 2 or "mask" in options) and (
-                    "other" not in options and len(node.args) < 3):
+            has_mask = len(node.args) == 2 or "mask" in options        # with three: other, too
+            if call == "load" and has_mask and "other" not in options:
                 raise Wrong(where + "a load with a mask needs other=0.0: where the mask is False, "
                             "a GPU may load any number")
 
