@@ -4,7 +4,21 @@ import inspect
 import math
 import textwrap
 
+import torch
+
 INF = math.inf
+
+
+def pairs(q, k, w, r, i, j):
+    """z, m and d of queries at positions i and keys at j, of which parts 3 and 4 edit lines."""
+    d = j - i[:, None]
+    s = q @ k.T
+    z = (1 - (1 - s) / r).relu()
+    inside = (-w < d) & (d <= 0)
+    curve = 0.5 * (torch.cos(math.pi * (d / w)) + 1)
+    m = torch.where(inside, curve, 0.0)
+    return z, m, d
+
 
 # Trim before its square, as parts 1, 3 and 4 write it: right, wrong, what to say. The last one has
 # the gradients of one that is right but for 1/r.

@@ -26,21 +26,17 @@ from course.exercises.mistakes import (  # noqa: E402
     ROOTS,
     WITH_R,
     edits,
+    pairs,
 )
 
 # ------------------------------------------ the right code in PyTorch, of which mistakes are edits
 
-def root_and_mask(q, k, w, r, i0, BI, BJ):
+def root_and_mask(q, k, w, r, i0, BI, BJ, pairs=pairs):
     """z and m of each query and key."""
     t = torch.arange(len(q))
     j = torch.arange(len(k))
     i = i0 + t
-    d = j - i[:, None]
-    s = q @ k.T
-    z = (1 - (1 - s) / r).relu()
-    inside = (-w < d) & (d <= 0)
-    curve = 0.5 * (torch.cos(math.pi * (d / w)) + 1)
-    m = torch.where(inside, curve, 0.0)
+    z, m, _ = pairs(q, k, w, r, i, j)
     return z, m
 
 
@@ -115,12 +111,15 @@ SEES = "the block's first query sees keys from i - ceil(w) + 1 on"
 SIMILARITY = "return q @ k.T"
 PROGRAM = "program takes the first block of queries: they begin at program_id(0) * BI"
 
-# Where z and m are wrong.
-OF_PAIRS = [
-    ("q @ k.T", "q @ k.T / q.shape[1] ** 0.5", DIVIDED),
+# Where positions are wrong, or z and m.
+POSITIONS = edits(
+    root_and_mask,
     ("i0 + t", "t", "i0 is ignored: query t is at position i0 + t"),
     ("i0 + t", "i0 + t % BI", "the positions of the queries lack t0 = program_id(0) * BI"),
-    ("d = j", "d = j % BJ", "the positions of the keys lack j0, their block's first"),
+    ("torch.arange(len(k))", "torch.arange(len(k)) % BJ", "the positions of the keys lack j0, "
+     "their block's first"))
+OF_PAIRS = [
+    ("q @ k.T", "q @ k.T / q.shape[1] ** 0.5", DIVIDED),
     ("j - i[:, None]", "i[:, None] - j", "d is j - i, negative in the past"),
     *MASKS,
     *ROOTS[:-1],
@@ -129,8 +128,10 @@ OF_PAIRS = [
 
 def of_pairs(kernel, *more):
     """The mistakes of a kernel that has a wrong z or m."""
+    of_z_and_m = [(functools.partial(root_and_mask, pairs=wrong), says)
+                  for wrong, says in edits(pairs, *OF_PAIRS, *more)]
     return [(functools.partial(kernel, z_and_m=wrong), says)
-            for wrong, says in edits(root_and_mask, *OF_PAIRS, *more)]
+            for wrong, says in [*POSITIONS, *of_z_and_m]]
 
 
 def of_alpha(kernel):
