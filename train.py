@@ -463,11 +463,11 @@ def try_model(model, args):
     changes = (model.loss(new, y, "none") - nats).abs() * (new == x).cumprod(1)
     short = min(T, 64)
     logits = model(x[:, :short]).float()
-    right = F.cross_entropy(logits.mT, y[:, :short], reduction="none")
-    if not changes.max() <= 1e-5:
+    right, largest = F.cross_entropy(logits.mT, y[:, :short], reduction="none"), nats.abs().max()
+    if not changes.max() <= 1e-5 * largest:            # experts sum in an order of their own
         print(f"warning: losses change by {changes.max():.1g} nats with later tokens: does a "
               f"layer see them? `python -m lab.check --model {args.model}` says more")
-    elif not (nats[:, :short] - right).abs().max() <= 1e-3:
+    elif not (nats[:, :short] - right).abs().max() <= 1e-4 * largest:
         print("warning: `loss` is not the cross-entropy of `forward`: "
               f"`python -m lab.check --model {args.model}` says more")
 
