@@ -10,12 +10,14 @@ seen, or - with why it could not be tried; the exit code is 1 if there is a NO.
 
 New layers accept few keys and add little, so faults hide in rounding. A new model is therefore
 tried with the weights that the steps of the first promise made, magnified by train.py's `magnify`;
-a checkpoint is tried as it is. Products are in float32, and nothing is compiled. What this cannot
-see: a leak of one position alone that is none of the four that are tried.
+a checkpoint is tried as it is. Products are in float32, and nothing is compiled. Layers can magnify
+rounding, too, so what is wrong is tried once more in float64, and a NO is wrong in both. What this
+cannot see: a leak of one position alone that is none of the four that are tried.
 
 Below the promises are ticks of no consequence for training: whether relevance is absolute.
 """
 import argparse
+import copy
 import random
 import sys
 import traceback
@@ -44,6 +46,7 @@ class Answer(Exception):
 
 class Trial:
     """The flags of a model, the weights that each new one of it gets, and tokens (2, T + 1)."""
+    dtype = torch.float32                              # of parameters
 
     def __init__(self, args, tokenizer, weights=None):
         self.args, self.tokenizer, self.weights = args, tokenizer, weights
@@ -63,17 +66,20 @@ class Trial:
         tokens = self.tokens(self.args.seq_len + 1, seed)
         return tokens[:, :-1], tokens[:, 1:]
 
-    def model(self, mode="eval"):
-        """A new model, with all random numbers that its pass may draw seeded."""
-        torch.manual_seed(self.args.seed)
+    def model(self, mode="eval", plus=0):
+        """A new model, built from the seed of the flags (plus some) and then given the weights.
+
+        All random numbers that its next pass may draw are seeded, too.
+        """
+        torch.manual_seed(self.args.seed + plus)
         model = train.make_model(self.args, self.tokenizer).to(self.args.device)
         if self.weights:
             model.load_state_dict(self.weights)
         if model.screen is Multiscreen.screen:
             model.screen = self.screen
-        for seed in (torch.manual_seed, random.seed, np.random.seed):
-            seed(self.args.seed)
-        return model.train(mode == "train")
+        for set_seed in (torch.manual_seed, random.seed, np.random.seed):
+            set_seed(self.args.seed)
+        return model.to(self.dtype).train(mode == "train")
 
     def nats(self, x, y, mode="eval"):
         """The losses of a new model, (B, T), with gradients only in training, as in train.py."""
@@ -123,6 +129,14 @@ def moves(trial):
              if not name.endswith((".s_w", ".s_r", ".s_O")) or trial.depends_on(name)]
     if still:
         raise Answer("NO", f"{len(still)} not moved: {', '.join(still[:3])}")
+
+
+@torch.no_grad()
+def is_its_weights(trial):
+    """a checkpoint has all of it: built from another seed, with the same weights, it is the same"""
+    right, other = trial.repeatable_nats("eval"), trial.model(plus=1)
+    other.load_state_dict(trial.model().state_dict())
+    compare(other.loss(*trial.text(), "none"), right, "the losses of models built from two seeds")
 
 
 @torch.no_grad()
@@ -261,17 +275,27 @@ def failure(e, said):
     return line
 
 
+def answer(promise, trial, said):
+    """Whether a model keeps a promise: (yes,), (NO, why) or (-, why)"""
+    try:
+        promise(trial)
+        return ("yes",)
+    except Answer as e:
+        return e.args
+    except Exception as e:                             # whatever it is, a run meets it, too
+        return "NO", failure(e, said)
+
+
 def answers(trial):
     """({promise: (yes,), (NO, why) or (-, why)}, {condition: the same, with what was seen})"""
     found, said = {}, []
-    for promise in (moves, is_cross_entropy, is_causal, is_alone, decodes):
-        try:
-            promise(trial)
-            found[promise.__doc__] = ("yes",)
-        except Answer as e:
-            found[promise.__doc__] = e.args
-        except Exception as e:                         # whatever it is, a run meets it, too
-            found[promise.__doc__] = "NO", failure(e, said)
+    for promise in (moves, is_its_weights, is_cross_entropy, is_causal, is_alone, decodes):
+        found[promise.__doc__] = answer(promise, trial, said)
+        if found[promise.__doc__][0] == "NO":
+            exact = copy.copy(trial)
+            exact.dtype = torch.float64
+            if answer(promise, exact, []) == ("yes",):
+                found[promise.__doc__] = ("yes",)
     try:
         return found, conditions(trial)
     except Exception as e:                             # a layer of yours may have other methods

@@ -15,8 +15,9 @@ from lab import ablations, check
 from lab.transformer import Block, Transformer, distances
 from multiscreen import GatedScreeningTiles, KeyCache, Multiscreen, mipe, mipe_angle
 
-PROMISES = {p.__name__: p.__doc__ for p in (check.moves, check.is_cross_entropy, check.is_causal,
-                                            check.is_alone, check.decodes)}
+PROMISES = {p.__name__: p.__doc__ for p in (
+    check.moves, check.is_its_weights, check.is_cross_entropy, check.is_causal, check.is_alone,
+    check.decodes)}
 
 
 # ------------------------------------------------------------------- wrong: layers
@@ -130,6 +131,16 @@ class WidePieces(GatedScreeningTiles):
         return mipe(x_bar, torch.where(wide, 0.01 * (i - i[0]), angle))
 
 
+class RandomScale(Gate):
+    """A random vector that no state dict holds."""
+    def initialize(self):
+        super().initialize()
+        self.scale = torch.rand(self.config.d_V)
+
+    def change(self, g):
+        return g * self.scale
+
+
 # ------------------------------------------------------------------- wrong: models
 
 class Smoothed(Multiscreen):
@@ -194,6 +205,7 @@ class SecondBest(Multiscreen):
 
 
 WRONG = {DeadGate: "moves", NoEffect: "moves", Detached: "moves", Infinite: "moves",
+         RandomScale: "is_its_weights",
          Smoothed: "is_cross_entropy", Shifted: "is_cross_entropy", SumOverT: "is_cross_entropy",
          ChangesTokens: "is_cross_entropy", LeakFar: "is_causal", MeanOf300: "is_causal",
          RunMean: "is_causal", TrainLeak: "is_causal", BatchMix: "is_alone",
@@ -267,6 +279,12 @@ class Experts(GatedScreeningTiles):
         return x + y.view(x.shape).tanh()
 
 
+class Amplified(Experts):
+    """Its sines amplify rounding: logits in decoding differ by 2e-3 in float32."""
+    def forward(self, x, screen, cache=None):
+        return super().forward(x + 0.1 * (1e4 * x).sin(), screen, cache)
+
+
 class Limited(Multiscreen):
     """256 learned positions, and no more."""
     def __init__(self, *a, **k):
@@ -293,8 +311,8 @@ class NoPast(GatedScreeningTiles):
             W.requires_grad_(False)
 
 
-RIGHT = (Multiscreen, PassedOn, Dropout, Frozen, ZerosTwice, NumpyNoise, Urandom, Experts, Limited,
-         NoPast)
+RIGHT = (Multiscreen, PassedOn, Dropout, Frozen, ZerosTwice, NumpyNoise, Urandom, Amplified,
+         Limited, NoPast)
 UNTRIED = {Urandom: {"is_causal", "is_alone"}, Limited: {"decodes"}, NoPast: {"is_causal"}}
 LENGTHS = {LeakFar: 600, MeanOf300: 640}
 # Those whose decoding is tried beyond a thousand tokens here, which takes longest.
