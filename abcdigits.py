@@ -205,9 +205,9 @@ def measure(args, prompts_of):
         for depth in args.depths:
             try:
                 prompts, answers = prompts_of(tokenizer, length, depth, args.trials)
-            except ValueError as e:
+                share = statistics.mean(exact_matches(model, tokenizer, prompts, answers))
+            except (ValueError, FloatingPointError) as e:              # the latter: logits are NaN
                 sys.exit(f"\nerror: {e}")
-            share = statistics.mean(exact_matches(model, tokenizer, prompts, answers))
             found[length, depth] = share
             print(f"{share:8.1%}", end="", flush=True)
         mean = statistics.mean(found[length, depth] for depth in args.depths)
