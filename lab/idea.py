@@ -4,13 +4,15 @@
     python -m lab.idea mine                          then with your edit of an equation,
     python -m lab.idea mine --model mine.Tiles       or with your class
 
-All other flags go to train.py: give the original the same ones, unless they are the idea. The
-default is a small model (--psi 6, 1,000 steps of 1,024 tokens): four minutes on two idle cores.
-A name is one code and one list of flags, and its runs are out/idea/NAME-SEED of the current folder.
+All other flags go to train.py. Those of the original hold for yours, too, so give yours only what
+is the idea. The default is a small model (--psi 6, 1,000 steps of 1,024 tokens): four minutes on
+two idle cores. A name is one code and one list of flags, and its runs are out/idea/NAME-SEED of the
+current folder.
 You may edit while it runs: all seeds have the code of the command's start. If you stop the command,
 undo what you edited and repeat it to go on; what is finished is not trained again.
 """
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -18,6 +20,7 @@ import train
 from lab.compare import compare
 
 RUNS = Path("out/idea")
+FLAGS = RUNS / "original.txt"                          # what was typed for the original
 SMALL = ["--model", "multiscreen", "--psi", "6", "--seq-len", "128", "--steps", "1000",
          "--warmup", "250"]
 ANOTHER_RUN, DIVERGED = 2, 3                           # train.py's exit codes
@@ -29,8 +32,10 @@ def main():
     p.add_argument("name", help="original, or a name for your idea")
     p.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="[0 1 2]")
     args, flags = p.parse_known_args()
-    if args.name != "original" and not (RUNS / f"original-{args.seeds[0]}").exists():
-        sys.exit("error: first train the code without your edit: python -m lab.idea original")
+    if args.name != "original":
+        if not FLAGS.exists():
+            sys.exit("error: first train the code without your edit: python -m lab.idea original")
+        flags = shlex.split(FLAGS.read_text()) + flags
     train.get_parser().parse_args(flags)               # exits if train.py knows no such flag
     for seed in args.seeds:
         out = f"{RUNS}/{args.name}-{seed}"
@@ -44,6 +49,7 @@ def main():
                 raise
     compare(dict.fromkeys([f"{RUNS}/original", f"{RUNS}/{args.name}"]))
     if args.name == "original":
+        FLAGS.write_text(shlex.join(flags))
         print("\nnext: edit an equation or write a class, then: python -m lab.idea mine")
 
 

@@ -159,20 +159,21 @@ def test_an_idea_is_trained_and_compared(call, tmp_path):
              "cpu", "--kernel", "multiscreen"]
     assert "first train the code" in message(call, idea, "mine", *small)
     assert "[0, 1, 2]" in call(idea, "original", *small)
-    mine = ["mine", *small, "--model", f"{__name__}.Doubled"]
-    out = call(idea, *mine)
-    assert f"model multiscreen | {__name__}.Doubled" in out and "pairs: 3" in out
+    mine = ["mine", "--model", f"{__name__}.Doubled"]
+    out = call(idea, *mine)                            # all other flags are the original's
+    assert f"/mine\n  model multiscreen | {__name__}.Doubled\n  {__name__}.py\n" in out
+    assert "pairs: 3" in out
 
     # What is finished is not trained again, and a name has one recipe and one code.
     assert "mine-2 is finished, at step 2" in call(idea, *mine)
-    for flags in ([*mine, "--lr", "0.5"], ["mine", *small]):
+    for flags in ([*mine, "--lr", "0.5"], ["mine"]):
         assert "choose another name than mine, or delete" in message(call, idea, *flags)
     path = tmp_path / "out/idea/mine-1/ckpt.pt"
     ckpt = train.read_checkpoint(path)
     ckpt["source"]["multiscreen"] += "before = the_edit\n"
     torch.save(ckpt, path)
     assert "choose another name than mine, or delete" in message(call, idea, *mine)
-    out = call(idea, "hot", *small, "--steps", "12", "--lr", "1e12")
+    out = call(idea, "hot", "--steps", "12", "--lr", "1e12")
     assert "[0, 1, 2]" in next(line for line in out.splitlines() if line.startswith("out/idea/hot"))
 
 
