@@ -133,7 +133,7 @@ def moves(trial):
 
 @torch.no_grad()
 def is_its_weights(trial):
-    """a checkpoint has all of it: built from another seed, with the same weights, it is the same"""
+    """its weights are all of it: built from another seed, it has the same losses with them"""
     right, other = trial.repeatable_nats("eval"), trial.model(plus=1)
     other.load_state_dict(trial.model().state_dict())
     compare(other.loss(*trial.text(), "none"), right, "the losses of models built from two seeds")
