@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lab.transformer import Block, Transformer, distances
-from multiscreen import acceptance, double, mipe, mipe_angle, no_autocast, tanh_norm, unit, window
+from multiscreen import acceptance, double, mipe, mipe_angle, tanh_norm, unit, window
 
 
 def transformer_of(block, **constants):
@@ -112,8 +112,9 @@ class Scored(Block):
         return self.weights(s, d).to(v.dtype) @ v
 
     def scores(self, q, k, i0):
-        """s, (B, H, T, S). i0: the position of the first query."""
-        return scaled_products(q, k)
+        """s_ij = q_i . k_j / sqrt(K): (B, H, T, S). i0: the position of the first query."""
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        return q.to(dtype) @ k.to(dtype).transpose(-2, -1) / math.sqrt(q.shape[-1])
 
     def seen(self, d):
         """Which keys a query sees, (T, S)."""
@@ -122,13 +123,6 @@ class Scored(Block):
     def weights(self, s, d):
         """p. s: (B, H, T, S), scores, -inf for keys that are not seen; d = j - i: (T, S)."""
         return s.softmax(-1)
-
-
-@no_autocast
-def scaled_products(q, k):
-    """s_ij = q_i . k_j / sqrt(K), in float32 at least. (B, H, T, S)"""
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    return q.to(dtype) @ k.to(dtype).transpose(-2, -1) / math.sqrt(q.shape[-1])
 
 
 @transformer_of
@@ -210,20 +204,14 @@ class Forgetting(Scored):
 
     def project(self, x, i):
         q, k, v = super().project(x, i)
-        log_f = log_gates(x, self.W_f, self.b_f)
+        log_f = F.logsigmoid(x @ self.W_f + self.b_f)  # float32: an error adds up over tokens
         return q, torch.cat((k, log_f.transpose(1, 2)[..., None]), -1), v
 
     def scores(self, q, k, i0):
         k, log_f = k.split((q.shape[-1], 1), -1)
         c = double(log_f).cumsum(2)                    # a small difference of large sums
-        s = scaled_products(q, k)
+        s = super().scores(q, k, i0)
         return s + (c[:, :, i0:] - c.transpose(-2, -1)).to(s)
-
-
-@no_autocast
-def log_gates(x, W_f, b_f):
-    """log f = log sigmoid(x w_f + b_f). In 16 bits its error would add up over the tokens."""
-    return F.logsigmoid(x @ W_f + b_f)
 
 
 @transformer_of
@@ -240,9 +228,9 @@ class Selective(Scored):
 
     def scores(self, q, k, i0):
         k, q_all = k.chunk(2, -1)
-        found = scaled_products(q_all[:, :1], k[:, :1]).relu().tril(-1)
-        found = torch.cat((torch.zeros_like(found[..., :1]), found[..., 1:]), -1)
-        return scaled_products(q, k) - (found.cumsum(2) - found)[:, :, i0:]
+        found = super().scores(q_all[:, :1], k[:, :1], 0).relu().tril(-1)
+        found = F.pad(found[..., 1:], (1, 0))
+        return super().scores(q, k, i0) - (found.cumsum(2) - found)[:, :, i0:]
 
 
 # ---------------------------------------------------------------------------------------- screening
