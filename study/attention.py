@@ -131,13 +131,11 @@ class ALiBi(Scored):
     rope_scale = None
     flattest = 8.0                                     # -log2 m of the last head
 
-    def weights(self, s, d):
-        return self.sloped(s, d).softmax(-1)
-
-    def sloped(self, s, d):
+    def scores(self, q, k, i0):
+        s = super().scores(q, k, i0)
         head = torch.arange(1, self.N_H + 1, device=s.device, dtype=s.dtype)
         m = 2 ** (-self.flattest / self.N_H * head)
-        return s + m[:, None, None] * d
+        return s + m[:, None, None] * distances(q, k, i0)
 
 
 @transformer_of
@@ -154,7 +152,7 @@ class Sigmoid(ALiBi.block):
 
     def weights(self, s, d):
         n = self.seen(d).sum(-1, keepdim=True).to(s)
-        return (self.sloped(s, d) - n.log()).sigmoid()
+        return (s - n.log()).sigmoid()
 
 
 @transformer_of
@@ -284,4 +282,4 @@ class FixedSigmoid(Sigmoid.block):
     """The bias is that of 256 keys, however many there are."""
 
     def weights(self, s, d):
-        return (self.sloped(s, d) - math.log(256)).sigmoid()
+        return (s - math.log(256)).sigmoid()

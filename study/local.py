@@ -35,10 +35,10 @@ Selective = in_layout(attention.Selective)
 class ALiBi(Softmax.block, attention.ALiBi.block):
     """Slopes in the windows. The other layers are those of softmax without positions."""
 
-    def sloped(self, s, d):
+    def __init__(self, config, dtype=None, number=1):
+        super().__init__(config, dtype, number)
         if self.nearby == math.inf:
-            return s
-        return super().sloped(s, d)
+            self.flattest = math.inf                   # m = 0
 
 
 @attention.transformer_of
