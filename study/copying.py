@@ -33,6 +33,7 @@ import math
 import random
 import string
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -55,14 +56,13 @@ def pair_of(n):
 
 
 def ends_of(same, another):
-    """{name: end}, four ends that begin with a cue."""
+    """[same, another, reordered, near miss], ends that begin with a cue."""
     rng = random.Random(f"ends {same}")
     reordered = same[:CUE] + "".join(rng.sample(same[CUE:], LENGTH - CUE))
     near_miss = list(same)
     for place in range(CUE + 3, LENGTH, 4):
         near_miss[place] = rng.choice(CHARACTERS.replace(same[place], ""))
-    return {"same": same, "another": another, "reordered": reordered,
-            "near_miss": "".join(near_miss)}
+    return [same, another, reordered, "".join(near_miss)]
 
 
 def candidates_of(asked_for, k):
@@ -99,54 +99,48 @@ def text_of(data, ckpt, tokenizer):
 # ---------------------------------------------------------------------------- what it costs
 
 @torch.no_grad()
-def read(model, start, text, places, ends):
-    """What ends cost behind start + text[:place], for each place. All are lists of tokens.
+def read(model, text, places, ends):
+    """What ends cost behind text[:place], for each place in rising order. Lists of tokens.
 
-    Returns {place: [(nats, hits) of each end]}, tensors with a number for each character behind a
-    newline and the cue; hits: whether it is the likeliest token.
+    Returns [(nats, hits) of each end] for each place, tensors with a number for each character
+    behind a newline and the cue; hits: whether it is the likeliest token.
     """
     def tensor(tokens):
         return torch.tensor([tokens], device=model.W_E.device)
 
-    caches, head, found, done = model.new_caches(), model.head(), {}, 0
-    for place in places:
-        new = text[done:place]
-        if place == places[0]:
-            new = start + new
-        for piece in tensor(new).split(model.tokens_at_once, 1):
+    caches, head, found = model.new_caches(), model.head(), []
+    for done, place in pairwise([0, *places]):
+        for piece in tensor(text[done:place]).split(model.tokens_at_once, 1):
             model.hidden(piece, caches)
-        done, found[place] = place, []
+        found.append([])
         for end in ends:
             # What an end adds to copies of the caches is forgotten.
             x = model.hidden(tensor(end), [copy.copy(cache) for cache in caches])[0, CUE:-1]
             targets = tensor(end)[0, 1 + CUE :]
             nats = model.nats(x, targets, head).double().cpu()
-            found[place].append((nats, (model.logits(x, head).argmax(-1) == targets).cpu()))
+            found[-1].append((nats, (model.logits(x, head).argmax(-1) == targets).cpu()))
     return found
 
 
 def measure(model, encode, text, pair, distances, before=0, candidates=1):
     """A row for each distance: means over both readings of a pair of strings, in one text."""
-    newline = encode("\n")
-    places = [distance - 2 * len(newline) for distance in distances]
-    rows = []
+    newline, rows = encode("\n"), []
     for same, another in (pair, pair[::-1]):
-        ends = ends_of(same, another)
         strings, others = candidates_of(same, candidates)
         start = [token for one in strings for token in encode(one) + newline]
         if before:
             start = text[:before] + newline + start
-        ways = [*ends.values(), *(same[:CUE] + other[CUE:] for other in others)]
-        found = read(model, start, text[before:], places, [newline + encode(way) for way in ways])
-        unchanged = [a == b for a, b in zip(same[CUE:], ends["near_miss"][CUE:])]
-        rows += [{"distance": distance} | numbers(found[place], torch.tensor(unchanged))
-                 for distance, place in zip(distances, places)]
+        places = [len(start) + distance - 2 * len(newline) for distance in distances]
+        ends = [*ends_of(same, another), *(same[:CUE] + other[CUE:] for other in others)]
+        found = read(model, start + text[before:], places, [newline + encode(end) for end in ends])
+        rows += [{"distance": distance} | numbers(at) for distance, at in zip(distances, found)]
     return pd.DataFrame(rows).groupby("distance", as_index=False).mean().to_dict("records")
 
 
-def numbers(ends, unchanged):
+def numbers(ends):
     """The numbers of one reading at one place. ends: of `read`, first the four of ends_of."""
     (same, hits), (another, _), (reordered, _), (near_miss, _) = ends[:4]
+    unchanged = torch.arange(LENGTH - CUE) % 4 != 3    # in a near miss
     row = {"cost": same.mean(), "gain": another.mean() - same.mean(),
            "right": hits.double().mean(), "reordered": reordered.mean() - same.mean(),
            "near_miss": (near_miss - same)[unchanged].mean()}

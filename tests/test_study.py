@@ -200,10 +200,10 @@ def test_a_model_without_memory_gains_exactly_nothing():
 def test_costs_are_those_of_one_pass_over_the_whole_text():
     model, (same, another) = model_of().double(), copying.pair_of(3)
     ends = [ENCODE("\n" + same), ENCODE("\n" + another)]
-    found = copying.read(model, ENCODE(same + "\n"), TEXT, [40, 90], ends)
-    for place in (40, 90):
-        for end, (nats, hits) in zip(ends, found[place]):
-            tokens = torch.tensor([ENCODE(same + "\n") + TEXT[:place] + end])
+    text = ENCODE(same + "\n") + TEXT
+    for place, found in zip((40, 90), copying.read(model, text, [40, 90], ends)):
+        for end, (nats, hits) in zip(ends, found):
+            tokens = torch.tensor([text[:place] + end])
             exact = model.loss(tokens[:, :-1], tokens[:, 1:], "none")[0, -28:]
             torch.testing.assert_close(nats, exact.detach().double(), rtol=1e-6, atol=1e-6)
             z = model(tokens[:, :-1])[0, -28:]
@@ -212,12 +212,14 @@ def test_costs_are_those_of_one_pass_over_the_whole_text():
 
 def test_a_model_that_copies_is_right_and_gains(monkeypatch):
     """Ends are cheap if they are what was read: the numbers tell the string from all others."""
-    def read(model, start, text, places, ends):
+    def read(model, text, places, ends):
         cheap = ENCODE("\n" + asked[0])
         asked.reverse()
-        assert start[:9] + text == TEXT                # --before 9
-        return {place: [(torch.full((28,), 0.5 if end == cheap else 6.0),
-                         torch.full((28,), end == cheap)) for end in ends] for place in places}
+        start = 10 + 4 * 33                            # --before 9, a newline, and four strings
+        assert text[:9] + text[start:] == TEXT
+        assert places == [start + 62]                  # and two newlines
+        return [[(torch.full((28,), 0.5 if end == cheap else 6.0),
+                  torch.full((28,), end == cheap)) for end in ends]]
 
     asked = copying.pair_of(5)
     monkeypatch.setattr(copying, "read", read)
@@ -227,12 +229,11 @@ def test_a_model_that_copies_is_right_and_gains(monkeypatch):
 
 
 def test_ends_and_candidates_are_what_the_docstring_says():
-    same, another = copying.pair_of(7)
-    ends = copying.ends_of(same, another)
-    assert sorted(ends["reordered"]) == sorted(same)
-    assert ends["reordered"][:4] == same[:4]
-    assert ends["reordered"] != same
-    changed = [place for place in range(32) if ends["near_miss"][place] != same[place]]
+    same, _, reordered, near_miss = copying.ends_of(*copying.pair_of(7))
+    assert sorted(reordered) == sorted(same)
+    assert reordered[:4] == same[:4]
+    assert reordered != same
+    changed = [place for place in range(32) if near_miss[place] != same[place]]
     assert changed == [7, 11, 15, 19, 23, 27, 31]
     strings, others = copying.candidates_of(same, 5)
     assert sorted(strings) == sorted([same, *others])
@@ -241,7 +242,9 @@ def test_ends_and_candidates_are_what_the_docstring_says():
               for same, _ in map(copying.pair_of, range(50))]
     assert set(places) == set(range(5))
     nats = [(torch.full((28,), x), torch.ones(28)) for x in (0.5, 6.0, 6.0, 6.0, 6.0, 0.4)]
-    assert copying.numbers(nats, torch.ones(28, dtype=torch.bool))["likeliest"] == 0
+    nats[3][0][[place - 4 for place in changed]] = 99                   # in vain: they do not count
+    row = copying.numbers(nats)
+    assert (row["near_miss"], row["likeliest"]) == (5.5, 0)
     assert f"guessing a letter or digit costs {tables.GUESS:.2f}" in copying.__doc__
 
 
