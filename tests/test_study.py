@@ -1,5 +1,6 @@
 """Tests of study/: statistics by hand, pages against rows, what is measured, the table of runs."""
 import math
+import os
 import random
 import re
 import subprocess
@@ -373,8 +374,8 @@ def test_a_run_has_its_own_seeds_the_tuned_rate_and_its_name_in_the_tables(
 @pytest.mark.slow
 def test_every_tool_runs_once(tmp_path):
     """`python -m study.runs tiny` from an empty folder."""
-    done = subprocess.run([sys.executable, "-m", "study.runs", "tiny"], cwd=tmp_path,
-                          env=runs.ENVIRONMENT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "study.runs", "tiny"], cwd=tmp_path, text=True,
+                          env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     tables_of = {path.stem: path for path in tmp_path.rglob("*.tsv")}
     assert {*tables_of} >= {"perplexity", "passkey", "abcdigits", "copying2", "copying4", "latency"}
