@@ -5,7 +5,6 @@ import random
 import re
 import subprocess
 import sys
-from itertools import product
 from types import SimpleNamespace
 
 import pandas as pd
@@ -90,38 +89,6 @@ def test_a_saving_is_read_off_between_two_measured_sizes():
                            "value": [2.0, 1.0, 3.0, 1.0]})
     assert tables.saving(models, 2.0, "parameters") == pytest.approx(90)
     assert math.isnan(tables.saving(models, 5.0, "parameters"))
-
-
-def test_the_rows_of_the_planned_experiment_give_its_statistic(tmp_path, monkeypatch):
-    """Screening gains 2, 3, 4 and 3 more; beyond 8,192 and log-scaled rows do not count."""
-    found = []
-    for model, seed, scale, distance in product(
-            ("softmax", "screening"), (45, 46, 47, 48), (0, 0.2), (128, 8192, 16384)):
-        more = {45: 2, 46: 3, 47: 4, 48: 3}[seed] * (model == "screening")
-        if distance > 8192 or scale > 0:
-            more = 100 * (model == "softmax")
-        found += [{"model": model, "seed": seed, "log_scale": scale, "pair": pair,
-                   "distance": distance, "gain": 1 + pair + more, "cost": 5 + pair - more,
-                   "right": 0.5} for pair in (0, 1)]
-    pd.DataFrame(found).to_csv(tmp_path / "reason.tsv", sep="\t", index=False)
-    pd.DataFrame(found).query("model == 'softmax'").to_csv(
-        tmp_path / "reason_choose.tsv", sep="\t", index=False)
-    monkeypatch.setattr(tables, "ROWS", tmp_path)
-    *_, (_, table), (_, with_scale) = tables.reason("reason")
-    assert list(table["mean ± sd"]) == ["3.00 ± 0.82"] * 2
-    assert tables.scaled() == "log scale 0.2"          # it gains most
-    assert list(with_scale["mean ± sd"]) == ["-97.00 ± 0.82"] * 2
-
-
-def test_rows_of_today_have_their_setting_in_words(tmp_path, monkeypatch):
-    settings = ["as trained", "SWE", "RoPE x ntk4", "SWE RoPE x 4"]
-    pd.DataFrame({"commit": "c", "model": "study.attention.Softmax", "run": "mine", "seed": 0,
-                  "setting": settings, "accuracy": 1.0}).to_csv(
-                      tmp_path / "mine.tsv", sep="\t", index=False)
-    monkeypatch.setattr(tables, "ROWS", tmp_path)
-    read = tables.read("mine", "accuracy")
-    assert list(read.setting) == ["", *settings[1:]]
-    assert set(read.model) == {"mine"}
 
 
 # ------------------------------------------------------------------------------------- pages
