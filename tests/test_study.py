@@ -213,7 +213,7 @@ def test_ends_and_candidates_are_what_the_docstring_says():
     nats[3][0][[place - 4 for place in changed]] = 99                   # in vain: they do not count
     row = copying.numbers(nats)
     assert (row["near_miss"], row["likeliest"]) == (5.5, 0)
-    assert f"guessing a letter or digit costs {tables.GUESS:.2f}" in copying.__doc__
+    assert f"guessing a letter or digit costs {headline.GUESS:.2f}" in copying.__doc__
 
 
 def test_the_log_scale_sharpens_only_queries_that_see_more_than_256_keys():
