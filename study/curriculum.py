@@ -29,9 +29,7 @@ class Curriculum:
     state: documents since then, and the level of the loss: 0 the least, 1 without lookup.
     losses() -> bounds on the loss with and without lookup, in nats per token.
     """
-
-    def begin(self, args):
-        self.state, self.per_step = (0, 1.0), args.batch_tokens // args.seq_len
+    state = 0, 1.0
 
     def observe(self, loss):
         """Count a step's documents, if the last 20 or so losses show lookup."""
@@ -49,7 +47,7 @@ class ABCDigits(Curriculum, abcdigits.Documents):
 
     def __init__(self, args, tokenizer, part):
         super().__init__(args, tokenizer, part)
-        self.begin(args)
+        self.per_step = args.batch_tokens // args.seq_len
         line = "A=" + "1" * self.digits + "\n"
         self.lines = self.T / len(tokenizer.encode_ordinary(line))     # of a document, on average
 
@@ -91,8 +89,8 @@ class Passkey(Curriculum):
     GROWN_AFTER, HELPED_UNTIL, DONE_AFTER = 4_000, 6_500, 16_000
 
     def __init__(self, args, tokenizer, part):
-        self.begin(args)
         self.tokenizer, self.T, self.seed = tokenizer, args.seq_len, args.seed
+        self.per_step = args.batch_tokens // args.seq_len
         self.part = 0 if part == "train" else 1
         frame, each = prompt_sizes(tokenizer)
         # The answer, end-of-text, and five more: GPT-2 has no token for some keys.
