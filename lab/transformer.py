@@ -89,6 +89,10 @@ class Block(nn.Module):
         """A query sees no key at this distance or beyond: a cache may forget such keys."""
         return torch.tensor(self.nearby)
 
+    def seen(self, d):
+        """Which keys a query sees, (T, S), by d = j - i."""
+        return (-self.nearby < d) & (d <= 0)
+
     def mix(self, q, k, v, i0, screen):
         """h, sums of values. (B, H, T, K), keys and values (B, H, S, K) -> (B, H, T, K)
 
@@ -97,8 +101,7 @@ class Block(nn.Module):
         # One query may see all keys; several after a cache see a triangle at the lower right.
         mask, square = None, i0 == 0
         if self.nearby < math.inf:
-            d = distances(q, k, i0)
-            mask, square = (-self.nearby < d) & (d <= 0), False
+            mask, square = self.seen(distances(q, k, i0)), False
         elif not square and q.shape[2] > 1:
             from torch.nn.attention.bias import causal_lower_right  # takes two seconds
             mask = causal_lower_right(q.shape[2], k.shape[2])

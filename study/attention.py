@@ -116,10 +116,6 @@ class Scored(Block):
         dtype = torch.promote_types(q.dtype, torch.float32)
         return q.to(dtype) @ k.to(dtype).transpose(-2, -1) / math.sqrt(q.shape[-1])
 
-    def seen(self, d):
-        """Which keys a query sees, (T, S)."""
-        return (-self.nearby < d) & (d <= 0)
-
     def weights(self, s, d):
         """p. s: (B, H, T, S), scores, -inf for keys that are not seen; d = j - i: (T, S)."""
         return s.softmax(-1)
