@@ -131,14 +131,42 @@ class WidePieces(GatedScreeningTiles):
         return mipe(x_bar, torch.where(wide, 0.01 * (i - i[0]), angle))
 
 
+class LeakAtEnds(Gate):
+    """The last gate of each block of 100 tokens is that of the next token."""
+    def change(self, g):
+        g = g.clone()
+        g[:, :, 99:-1:100] = g[:, :, 100::100]
+        return g
+
+
 class RandomScale(Gate):
-    """A random vector that no state dict holds."""
+    """A random number that no state dict holds."""
     def initialize(self):
         super().initialize()
-        self.scale = torch.rand(self.config.d_V)
+        self.scale = random.random()
 
     def change(self, g):
         return g * self.scale
+
+
+class KeepsLast(GatedScreeningTiles):
+    """The last token of a text that was decoded is added to the next text."""
+    last = 0.0
+
+    def screening(self, x, screen, cache=None):
+        u = super().screening(x + (self.last if cache is not None else 0.0), screen, cache)
+        if cache is not None:
+            self.last = x[:, -1:]
+        return u
+
+
+class TwoRows(GatedScreeningTiles):
+    """Decodes no text alone."""
+    def screening(self, x, screen, cache=None):
+        if cache is not None:
+            x = x.squeeze()
+            x = x[:, None] if x.ndim == 2 else x
+        return super().screening(x, screen, cache)
 
 
 # ------------------------------------------------------------------- wrong: models
@@ -205,11 +233,12 @@ class SecondBest(Multiscreen):
 
 
 WRONG = {DeadGate: "moves", NoEffect: "moves", Detached: "moves", Infinite: "moves",
-         RandomScale: "is_its_weights",
+         RandomScale: "is_its_weights", RunMean: "is_its_weights", FirstPass: "is_its_weights",
+         KeepsLast: "is_its_weights", LeakAtEnds: "is_causal", TwoRows: "decodes",
          Smoothed: "is_cross_entropy", Shifted: "is_cross_entropy", SumOverT: "is_cross_entropy",
          ChangesTokens: "is_cross_entropy", LeakFar: "is_causal", MeanOf300: "is_causal",
-         RunMean: "is_causal", TrainLeak: "is_causal", BatchMix: "is_alone",
-         NoCaches: "decodes", FirstPass: "decodes", SecondBest: "decodes", CacheCut: "decodes",
+         TrainLeak: "is_causal", BatchMix: "is_alone",
+         NoCaches: "decodes", SecondBest: "decodes", CacheCut: "decodes",
          LeakInBlocks: "decodes", WidePieces: "decodes", CachedNaN: "decodes"}
 
 
@@ -247,6 +276,14 @@ class ZerosTwice(GatedScreeningTiles):
     def gate(self, x):
         g = super().gate(x)
         return g + g @ self.A @ self.B
+
+
+class SparseDropout(Gate):
+    """Dropout in some tokens only: the others' numbers depend on how many these are."""
+    def change(self, g):
+        g, some = g.clone(), g[..., 0] > 0
+        g[some] = F.dropout(g[some], 0.1, self.training)
+        return g
 
 
 class NumpyNoise(Gate):
@@ -311,9 +348,10 @@ class NoPast(GatedScreeningTiles):
             W.requires_grad_(False)
 
 
-RIGHT = (Multiscreen, PassedOn, Dropout, Frozen, ZerosTwice, NumpyNoise, Urandom, Amplified,
-         Limited, NoPast)
-UNTRIED = {Urandom: {"is_causal", "is_alone"}, Limited: {"decodes"}, NoPast: {"is_causal"}}
+RIGHT = (Multiscreen, PassedOn, Dropout, Frozen, ZerosTwice, SparseDropout, NumpyNoise, Urandom,
+         Amplified, Limited, NoPast)
+UNTRIED = {SparseDropout: {"is_causal", "is_alone"}, Urandom: {"is_causal", "is_alone"},
+           Limited: {"decodes"}, NoPast: {"is_causal"}}
 LENGTHS = {LeakFar: 600, MeanOf300: 640}
 # Those whose decoding is tried beyond a thousand tokens here, which takes longest.
 FAR = (CacheCut, LeakInBlocks, WidePieces, CachedNaN, Multiscreen, PassedOn, Limited)
@@ -328,7 +366,7 @@ def answers(cls, monkeypatch):
     """{name of a promise: (answer, why if it is not yes)}"""
     if cls not in FAR:
         monkeypatch.setattr(check, "FAR", 256)
-    length = str(LENGTHS.get(cls, 256))
+    length = str(LENGTHS.get(cls, 128))
     found, _ = check.answers(trial_of("--model", f"{__name__}.{cls.__name__}", "--seq-len", length))
     return {name: found[promise] for name, promise in PROMISES.items()}
 
