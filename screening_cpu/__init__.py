@@ -231,7 +231,7 @@ class WindowCache(KeyCache):
 
     def __init__(self):
         super().__init__()
-        self.n = 0                                     # the keys that it has, without spare room
+        self.n_kept = 0                                # the keys that it has, without spare room
 
     def append(self, k, v, w=None):
         """Add keys (B, H, T, K) and values (B, H, T, V). Returns all that are kept.
@@ -244,17 +244,17 @@ class WindowCache(KeyCache):
         room = 0 if torch.is_grad_enabled() else self.spare
         if self.k is None:
             self.k, self.v = k[:, :, :0], v[:, :, :0]
-        if self.n + T > self.k.shape[2] or room == 0:
-            kept = self.n
+        if self.n_kept + T > self.k.shape[2] or room == 0:
+            kept = self.n_kept
             if w is not None:
-                kept = math.ceil(min(self.n, w.max().item()))      # n, too, if a window is NaN
-            old = slice(self.n - kept, self.n)
+                kept = math.ceil(min(self.n_kept, w.max().item()))     # all, if a window is NaN
+            old = slice(self.n_kept - kept, self.n_kept)
             self.k, self.v = (F.pad(x[:, :, old], (0, 0, 0, T + room)) for x in (self.k, self.v))
-            self.n = kept
-        new = slice(self.n, self.n + T)
+            self.n_kept = kept
+        new = slice(self.n_kept, self.n_kept + T)
         self.k[:, :, new], self.v[:, :, new] = k, v
-        self.n += T
-        return self.k[:, :, : self.n], self.v[:, :, : self.n]
+        self.n_kept += T
+        return self.k[:, :, : self.n_kept], self.v[:, :, : self.n_kept]
 
 
 screen.cache = WindowCache
