@@ -466,10 +466,11 @@ def try_model(model, args):
     right, largest = F.cross_entropy(logits.mT, y[:, :short], reduction="none"), nats.abs().max()
     if not changes.max() <= 1e-5 * largest:            # experts sum in an order of their own
         print(f"warning: losses change by {changes.max():.1g} nats with later tokens: does a "
-              f"layer see them? `python -m lab.check --model {args.model}` says more")
+              "layer see them, or keep something of another pass? `python -m lab.check` with the "
+              "flags of this run says more")
     elif not (nats[:, :short] - right).abs().max() <= 1e-4 * largest:
-        print("warning: `loss` is not the cross-entropy of `forward`: "
-              f"`python -m lab.check --model {args.model}` says more")
+        print(f"warning: `loss` is not the cross-entropy of `forward` on the first {short} tokens: "
+              "`python -m lab.check` with the flags of this run says more")
 
 
 def choose_screen(model, kernel="auto"):
