@@ -43,8 +43,8 @@ def main():
             train.main([*SMALL, *flags, "--seed", str(seed), "--out", out, "--resume"])
         except SystemExit as end:
             if end.code == ANOTHER_RUN and Path(out).exists():
-                sys.exit(f"error: {out} is a run of another code or other flags: choose another "
-                         f"name than {args.name}, or delete the folder")
+                sys.exit(f"error: {out} is a run of another code or other flags: undo what was "
+                         f"changed, or choose another name; to begin anew, delete {RUNS}")
             if end.code != DIVERGED:
                 raise
     compare(dict.fromkeys([f"{RUNS}/original", f"{RUNS}/{args.name}"]))

@@ -68,9 +68,7 @@ def documents(path, field, noted):
             noted["blank lines skipped"].append(number)
         else:
             yield text_in(line, field, number, noted)
-    if is_json is None:
-        noted["files without any text"].append(1)
-    elif not is_json:
+    if is_json is False:
         yield b"".join(whole).decode("utf-8")
 
 

@@ -26,6 +26,8 @@ def weights_of(layer, x, screen):
     They are seen where a layer's sums of values leave `mix` (a Transformer's) or enter `bound`.
     """
     method = "bound" if hasattr(layer, "bound") else "mix"
+    if not hasattr(layer, method):
+        raise ValueError("a layer has neither `bound` nor `mix`")
     call, parts, done = getattr(layer, method), [], 0
 
     def note(h, *inputs):

@@ -167,12 +167,12 @@ def test_an_idea_is_trained_and_compared(call, tmp_path):
     # What is finished is not trained again, and a name has one recipe and one code.
     assert "mine-2 is finished, at step 2" in call(idea, *mine)
     for flags in ([*mine, "--lr", "0.5"], ["mine"]):
-        assert "choose another name than mine, or delete" in message(call, idea, *flags)
+        assert "undo what was changed, or choose another name" in message(call, idea, *flags)
     path = tmp_path / "out/idea/mine-1/ckpt.pt"
     ckpt = train.read_checkpoint(path)
     ckpt["source"]["multiscreen"] += "before = the_edit\n"
     torch.save(ckpt, path)
-    assert "choose another name than mine, or delete" in message(call, idea, *mine)
+    assert "undo what was changed, or choose another name" in message(call, idea, *mine)
     out = call(idea, "hot", "--steps", "12", "--lr", "1e12")
     assert "[0, 1, 2]" in next(line for line in out.splitlines() if line.startswith("out/idea/hot"))
 
@@ -338,7 +338,7 @@ def test_an_empty_file_among_several_is_said(call):
     Path("empty.txt").write_bytes(b"")
     Path("full.txt").write_bytes(b"text")
     out = call(prepare, "tokens", "empty.txt", "full.txt", "--tokenizer", "bytes")
-    assert "empty.txt: 0 documents" in out and "1 files without any text" in out
+    assert "empty.txt: 0 documents" in out and "full.txt: 1 documents" in out
 
 
 @pytest.mark.parametrize("content, words", [
