@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import multiscreen
-from course.exercises import grade, messages, test_part1, test_part2, test_part3
+from course.exercises import grade, test_part1, test_part2, test_part3
 from course.exercises.solutions import part3_derivative, part4_kernel
 from screening_triton import available
 from tests.helpers import edit, needs_interpreter
@@ -122,12 +122,11 @@ def test_code_that_hangs_or_ends_the_server_costs_its_own_exercise(solved, monke
     ("s -= 1", "a tensor was changed in place"),
     ("s.data.sub_(1); return s + 0", "trim changes its input s in place"),
     ("return s * torch.rand(())", "trim has another result when it is called again"),
-    ("(1 - (1 - s) / r).relu().square()", "is nothing; it should be a tensor: is a return missing"),
-    ("return [s, s]", "the value of trim is 2 things; it should be a tensor"),
-    ("return (1 - (1 - s) / float(r)).relu().square()", "dL/dr of trim is 0 everywhere"),
+    ("(1 - (1 - s) / r).relu().square()", "and is nothing: is a return missing?"),
+    ("return [s, s]", "the value of trim should be a tensor, and is 2 things"),
+    ("return (1 - (1 - s) / float(r)).relu().square()", "is the input detached, or turned"),
     ("return (1 - (1 - s) / r).relu().square().double()", "is torch.float64; it should be"),
     ("return (1 - (1 - s) / r).relu().square() / 4", "All are 0.25 times what they should be"),
-    ("return 2 + (1 - (1 - s) / r).relu().square()", "All are 2 too large"),
     ("return 0 * s * r", "All are 0")])
 def test_what_is_no_known_mistake_is_described(solved, body, message):
     edit(solved / "part1_screening.py", TRIM, body)
@@ -135,7 +134,6 @@ def test_what_is_no_known_mistake_is_described(solved, body, message):
 
 
 @pytest.mark.parametrize("part, test, old, new, message", [
-    (test_part3, "pairs", "return z, m, d", "return d, z, m", "in another order: d, z, m"),
     # A floor under the mask is not taken for another mistake.
     (test_part1, "softmask", "* (d / w)) + 1), 0.0)", "* (d / w)) + 1), 1e-15)",
      "for w = 4 and d = -300 .. 99\nthe value of softmask is 1e-15 at [0, 0]; it should be 0, "),
@@ -246,10 +244,6 @@ def test_what_your_code_prints_is_shown(solved, capsys):
     edit(solved / "part1_screening.py", TRIM, f"print('here', s.shape)\n    {TRIM}")
     assert message_of(test_part1, "test_trim") == ""
     assert "here torch.Size([5])\n" in capsys.readouterr().out
-
-
-def test_a_small_number_where_0_is_right_has_no_wrong_sign():
-    assert messages.about_numbers(torch.tensor(1e-9), torch.tensor(0.0)) == ""
 
 
 def test_only_plain_tensors_agree():

@@ -96,7 +96,9 @@ def plain(y):
         return torch.tensor(y, dtype=torch.float64)
     if isinstance(y, (tuple, list)):
         return f"{len(y)} things"
-    return "nothing" if y is None else f"an object of the type {type(y).__name__}"
+    if y is None:
+        return "nothing: is a return missing?"
+    return f"an object of the type {type(y).__name__}"
 
 
 def describe(e):

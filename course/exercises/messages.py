@@ -13,7 +13,7 @@ def is_plain(x):
     return type(x) is torch.Tensor and x.layout == torch.strided and x.device.type == "cpu"
 
 
-def agree(x, y, case, equal_nan=False):
+def agree(x, y, case):
     """Whether x has the shape and dtype of y, and is near it by the rules of a case."""
     if not is_plain(y):
         return type(x) is type(y) and x == y
@@ -22,15 +22,20 @@ def agree(x, y, case, equal_nan=False):
     # Whole numbers may be of any dtype.
     if y.is_floating_point() and x.dtype != y.dtype:
         return False
-    return not off(x.double(), y.double(), case.tolerance, ZERO, equal_nan).any()
+    return not off(x.double(), y.double(), case.tolerance).any()
 
 
-def off(x, y, tolerance, zero=ZERO, equal_nan=False):
-    """Where x is not near y, or too large where y is 0."""
+def off(x, y, tolerance, zero=ZERO):
+    """Where x is not near y, or too large where y is 0. NaN is near NaN, as mistakes have it."""
     finite = y[y.isfinite()].abs()
     largest = max(finite.max().item(), 1.0) if finite.numel() else 1.0
-    near = torch.isclose(x, y, 0, tolerance * largest, equal_nan)
+    near = torch.isclose(x, y, 0, tolerance * largest, equal_nan=True)
     return ~near | ((y == 0) & (x.abs() > zero))
+
+
+def near(x, y, tolerance=1e-5):
+    """Whether x is y but for its last digits, and for small numbers where 0 is right."""
+    return x.shape == y.shape and not off(x.double(), y.double(), tolerance, math.inf).any()
 
 
 def same(found, wanted, case):
@@ -39,8 +44,7 @@ def same(found, wanted, case):
                      for results in (found, wanted))
     # In both directions: a number that is 0 in one of the two must be 0 in the other.
     return found.keys() == wanted.keys() and all(
-        agree(found[what], x, case, equal_nan=True) and agree(x, found[what], case, equal_nan=True)
-        for what, x in wanted.items())
+        agree(found[what], x, case) and agree(x, found[what], case) for what, x in wanted.items())
 
 
 # -------------------------------------------------------------------------------- messages
@@ -53,58 +57,37 @@ def message(case, causes, found, wanted, wrong, name, hint):
     what, lines = wrong[0], []
     if 0 < len(causes) <= 3:
         lines.append("\n  or: ".join(causes))
-    other = describe_other(found, wanted, what, name, case)
-    if other:
-        return "\n".join([*lines, other])
-    x, y = found[what], wanted[what]
+    if "an error" in found:
+        return "\n".join([*lines, found["an error"] + found["where"]])
+    x, y = found.get(what), wanted[what]
+    if not is_plain(x):
+        return "\n".join([*lines, f"{what} of {name} should be a tensor, and is {x}"])
+    # Only numbers that are right are blamed for their dtype.
+    if y.is_floating_point() and x.dtype != y.dtype and near(x, y, 1e-3):
+        lines.append(f"{what} of {name} is {x.dtype}; it should be {y.dtype}")
+        if (x.dtype, y.dtype) == (torch.float32, torch.float64):
+            lines[-1] += (". math.pi * d, for integers d, and a new tensor without dtype= are "
+                          "float32")
+        return "\n".join(lines)
     if not lines and case.hint:
         lines.append(case.hint)
-    if not lines and what.startswith("the gradient") and not x.any():
-        return (f"{what} of {name} is 0 everywhere: is the input detached, or turned into a number "
-                "on the way?")
-    if not lines and hint:
+    elif not lines and what.startswith("the gradient") and not x.any():
+        lines.append("is the input detached, or turned into a number on the way?")
+    elif not lines and hint:
         lines.append(f"no known mistake. {hint}")
-    lines.append(describe_numbers(x, y, f"{what} of {name}", case))
-    if not causes and x.shape == y.shape:
+    lines.append(describe_numbers(x.double(), y.double(), f"{what} of {name}", case))
+    if not causes:
         lines[-1] += describe_pattern(x.double(), y.double(), case)
-    if not causes and what.startswith("the gradient"):
-        lines.append("the values are right: only the derivative is not")
-    if "the value" not in wanted and len(wrong) < len(wanted):
-        lines.append(f"wrong: {', '.join(wrong)}")
+    if "the value" not in wrong and len(wrong) < len(wanted):
+        lines.append(f"wrong: {', '.join(wrong)}; all else is right")
     return "\n".join(lines)
-
-
-def describe_other(found, wanted, what, name, case):
-    """What is wrong with a result besides its numbers, or "" """
-    if "an error" in found:
-        return found["an error"] + found["where"]
-    if "the value" not in wanted and len(wanted) <= 5:
-        for order in itertools.permutations(wanted):
-            if all(agree(found.get(mine), wanted[right], case)
-                   for mine, right in zip(wanted, order)):
-                return f"{name} returns the right results in another order: {', '.join(order)}"
-    x, y = found.get(what, "nothing"), wanted[what]
-    if not is_plain(x):
-        missing = ": is a return missing?" if x == "nothing" else ""
-        return f"{what} of {name} is {x}; it should be a tensor{missing}"
-    # Autograd makes gradients, and only numbers that are right are blamed for their dtype.
-    if what.startswith("the gradient") or not y.is_floating_point() or x.dtype == y.dtype or (
-            x.shape != y.shape or off(x.double(), y.double(), 1e-3, math.inf).any()):
-        return ""
-    line = f"{what} of {name} is {x.dtype}; it should be {y.dtype}"
-    if (x.dtype, y.dtype) == (torch.float32, torch.float64):
-        line += ". math.pi * d, for integers d, and a new tensor without dtype= are float32"
-    return line
 
 
 def describe_numbers(x, y, what, case):
     """Where a tensor is wrong, in one line."""
     if x.shape != y.shape:
-        line = f"{what} has the shape {tuple(x.shape)}; it should be {tuple(y.shape)}"
-        return line + about_axes(x.double(), y.double())
-    x, y = x.double(), y.double()
-    wrong = off(x, y, case.tolerance)
-    error = torch.where(wrong, (x - y).abs().nan_to_num(torch.inf), 0.0)
+        return f"{what} has the shape {tuple(x.shape)}; it should be {tuple(y.shape)}"
+    error = torch.where(off(x, y, case.tolerance), (x - y).abs().nan_to_num(torch.inf), 0.0)
     at = tuple(int(n) for n in torch.unravel_index(error.argmax(), error.shape))
     place = f" at {list(at)}" if at else ""
     a, b = x[at].item(), y[at].item()
@@ -117,40 +100,25 @@ def describe_numbers(x, y, what, case):
     return line
 
 
-# ----------------------------------------------------- what is seen where no mistake is known
-
 def describe_pattern(x, y, case):
-    """What is seen of numbers without a known mistake, in words that end a line."""
-    if case.tolerance < 1e-6 and not off(x, y, 1e-5, math.inf).any():
+    """What is seen of all numbers of a wrong tensor, in words that end a line."""
+    if near(x, y) and case.tolerance < 1e-6:
         return ". It is nearly right: is something in float32 on the way?"
-    wrong = off(x, y, case.tolerance)
-    if near(x, y):                                     # such as 1e-9 where 0 is right
-        return about_places(x, y, wrong)
-    return about_axes(x, y) or about_numbers(x, y) or about_places(x, y, wrong)
+    if not near(x, y) and about_all(x, y):
+        return about_all(x, y)
+    return about_places(off(x, y, case.tolerance), y) if x.shape == y.shape else ""
 
 
-def near(x, y):
-    """Whether x is y in all digits that float32 has. One number alone says nothing."""
-    return x.shape == y.shape and x.numel() > 1 and x.isfinite().all() and not off(
-        x, y, 1e-5, math.inf).any()
-
-
-def about_axes(x, y):
-    """Whether the numbers are right and stand in other places, in words that end a line."""
-    if x.numel() != y.numel() or x.numel() < 2 or x.ndim > 5:
+def about_all(x, y):
+    """What all numbers have to do with the right ones, or "" """
+    if x.numel() == y.numel() > 1:
+        for order in itertools.permutations(range(x.ndim)):
+            if list(order) != sorted(order) and near(x.permute(order), y):
+                return (". The numbers are right, but the axes are in another order: "
+                        f"permute{order} of your result is right")
+    if x.shape != y.shape:
         return ""
-    for order in itertools.permutations(range(x.ndim)):
-        if list(order) != sorted(order) and near(x.permute(order), y):
-            return (f". The numbers are right, but the axes are in another order: permute{order} "
-                    "of your result is right")
-    return ""
-
-
-def about_numbers(x, y):
-    """What all numbers have to do with the right ones, in words that end a line."""
-    if not x.isfinite().all() or not y.isfinite().all() or not x.numel():
-        return ""
-    if not off(-x, y, 1e-5, math.inf).any() and y.any():
+    if y.any() and near(-x, y):
         return ". Only the sign is wrong"
     if x.numel() == 1:                                 # one number has a factor in any case
         return ""
@@ -158,38 +126,21 @@ def about_numbers(x, y):
         return ". All are 0"
     factor = ((x * y).sum() / y.square().sum()).item()
     # The nearer it is to 1, the closer it has to fit: 0.999 for the largest is not for all.
-    if f"{factor:.4g}" not in ("1", "0") and not off(
-            x / factor, y, 1e-5 * min(1.0, abs(factor - 1)), math.inf).any():
+    if f"{factor:.4g}" not in ("1", "0") and near(x / factor, y, 1e-5 * min(1, abs(factor - 1))):
         return f". All are {factor:.4g} times what they should be"
-    shift = (x - y).mean().item()
-    if abs(shift) > 1e-3 and near(x - shift, y):
-        return f". All are {abs(shift):.4g} too {'large' if shift > 0 else 'small'}"
-    for axis in reversed(range(x.ndim)):
-        if x.shape[axis] > 1 and near(x.sum(axis), torch.ones_like(x.sum(axis))):
-            return f". They add up to 1 along axis {axis}, as after a softmax"
-        if x.shape[axis] > 1 and near(x.mean(axis), torch.zeros_like(x.mean(axis))):
-            return f". They have the mean 0 along axis {axis}, as after LayerNorm"
-    for axis in reversed(range(x.ndim)):
-        scale = (x * y).sum(axis, keepdim=True) / y.square().sum(axis, keepdim=True)
-        if x.ndim > 1 and x.shape[axis] > 2 and near(x, scale * y):
-            return (f". Along axis {axis} one factor is wrong, the same for all: yours are "
-                    f"{scale.min():.4g} to {scale.max():.4g} times what they should be")
     return ""
 
 
-def about_places(x, y, wrong):
-    """Which numbers are wrong, in words that end a line."""
-    if wrong.sum() > 1 and not wrong.all():
-        if not y[wrong].any():
-            return ". Only numbers that should be 0 are wrong"
-        if not (x[wrong] - x[wrong][0]).any():
-            return f". All wrong ones are {x[wrong][0]:.4g}"
+def about_places(wrong, y):
+    """Which numbers are wrong, or "" """
+    if wrong.numel() < 2:
+        return ""
+    if not wrong.all() and not y[wrong].any():
+        return ". Only numbers that should be 0 are wrong"
     for axis, n in enumerate(wrong.shape):
-        bad = wrong.movedim(axis, 0).flatten(1).any(1) if wrong.ndim > 1 else wrong
-        bad = bad.nonzero().flatten().tolist()
+        bad = wrong.movedim(axis, 0).reshape(n, -1).any(1).nonzero().flatten().tolist()
         if n > 1 and len(bad) == 1:
             return f". Only index {bad[0]} of axis {axis} is wrong, of {n}"
         if n > 3 and len(bad) < n and bad == list(range(bad[0], bad[-1] + 1)):
             return f". Only indices {bad[0]} to {bad[-1]} of axis {axis} are wrong, of {n}"
-    share = wrong.double().mean().item()
-    return f". {share:.0%} of the numbers are wrong" if wrong.numel() > 1 else ""
+    return f". {wrong.double().mean().item():.0%} of the numbers are wrong"

@@ -114,6 +114,8 @@ MISTAKES = {
          "i[n]"),
         *[(right, wrong, "d is j - i, as in Eq. 10: negative in the past") for right, wrong in (
             ("j - i[:, None]", "i[:, None] - j"), ("return z, m, d", "return z, m, -d"))],
+        *[("return z, m, d", f"return {wrong}", "`pairs` returns z, m and d, in this order")
+          for wrong in ("m, z, d", "d, z, m", "d, m, z")],
         ("return z, m, d", "return z, m, d.abs()", "d is j - i, negative in the past: it is no "
          "absolute value"),
         ("q @ k.T", "q @ k.T / q.shape[1] ** 0.5", DIVIDED),
