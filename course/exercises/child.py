@@ -6,10 +6,10 @@ use. It sends back tensors and texts, which grade.py compares with the right res
 import contextlib
 import importlib
 import importlib.util
-import linecache
 import multiprocessing
 import os
 import sys
+import traceback
 from pathlib import Path
 
 import torch
@@ -21,71 +21,56 @@ class Wrong(Exception):
     """A message for the student, as it stands."""
 
 
-# ------------------------------------------------------------------------------- your file
-
 def load(path):
     """Your file of a part as a module. Each call runs it anew."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     # A dataclass whose annotations are texts looks for its module here.
     sys.modules[path.stem] = module
-    try:
-        spec.loader.exec_module(module)
-    except SyntaxError as e:
-        line = (e.text or "").strip()
-        raise Wrong(f"{Path(e.filename).name}, line {e.lineno}: {e.msg}: {line}") from None
-    except (Exception, SystemExit) as e:
-        raise Wrong("".join(describe(e).values())) from None
+    spec.loader.exec_module(module)
     return module
 
 
-def own(file, name):
-    """What a file has under a name."""
-    if not hasattr(file, name):
-        raise Wrong(f"{file.__name__}.py has no {name}")
-    return getattr(file, name)
+def own(place, name):
+    """What your file, or a class in it, has under a name."""
+    if not hasattr(place, name):
+        raise Wrong(f"{place.__name__} has no {name}")
+    return getattr(place, name)
 
 
 # --------------------------------------------------------------------------------- results
 
 def results(f, name, inputs, trained):
-    """{"the value": f(*inputs), "the gradient dL/dx": ..}, or {"an error": its text, "where": ..}.
+    """{"the value": f(*inputs), "the gradient dL/dx": ..}, or what `describe` says of an error.
 
     If f returns a dict, its results have names of their own. trained: {position of an input: its
-    name}, those whose gradients are wanted. Where the whole message is known, it is {"a message"}.
+    name}, those whose gradients are wanted. f gets copies of the inputs.
     """
+    copies = [x.clone() if torch.is_tensor(x) else x for x in inputs]
+    for n in trained:
+        copies[n].requires_grad_()
     try:
-        return call(f, name, inputs, trained)
-    except Wrong as e:
-        return {"a message": str(e)}
+        y = f(*copies)
+        for n, (x, copy) in enumerate(zip(inputs, copies)):
+            if torch.is_tensor(x) and not torch.equal(x.nan_to_num(), copy.nan_to_num()):
+                raise Wrong(f"{name} changes its input {trained.get(n, n)} in place, but the "
+                            "caller still needs it: write x = x + 1, not x += 1 or x.add_(1)")
+        found = y if isinstance(y, dict) else {"the value": y}
+        found = {what: plain(x) for what, x in found.items()}
+        if type(y) in PLAIN:
+            for n, gradient in zip(trained, gradients(y, [copies[n] for n in trained])):
+                found[f"the gradient dL/d{trained[n]}"] = gradient
+        return found
     except (Exception, SystemExit) as e:
         return describe(e)
 
 
-def call(f, name, inputs, trained):
-    """`results` of a function that raises no exception. f gets copies of the inputs."""
-    copies = [x.clone() if torch.is_tensor(x) else x for x in inputs]
-    for n in trained:
-        copies[n].requires_grad_()
-    y = f(*copies)
-    for n, (x, copy) in enumerate(zip(inputs, copies)):
-        if torch.is_tensor(x) and not torch.equal(x.nan_to_num(), copy.nan_to_num()):
-            raise Wrong(f"{name} changes its input {trained.get(n, n)} in place, but the caller "
-                        "still needs it: write x = x + 1, not x += 1 or x.add_(1)")
-    if isinstance(y, dict):
-        return {what: plain(x) for what, x in y.items()}
-    found = {"the value": plain(y)}
-    if type(y) not in PLAIN:
-        return found
-
-    gradients = [torch.zeros_like(copies[n]) for n in trained]      # if y depends on no input
-    if trained and y.requires_grad:
-        dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(9)).to(y)
-        gradients = torch.autograd.grad(y, [copies[n] for n in trained], dy, allow_unused=True,
-                                        materialize_grads=True)
-    for argument, gradient in zip(trained.values(), gradients):
-        found[f"the gradient dL/d{argument}"] = gradient
-    return found
+def gradients(y, inputs):
+    """The gradients of a sum of y, weighted at random. 0 where y does not depend on an input."""
+    if not inputs or not y.requires_grad:
+        return [torch.zeros_like(x) for x in inputs]
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(9)).to(y)
+    return torch.autograd.grad(y, inputs, dy, allow_unused=True, materialize_grads=True)
 
 
 def plain(y):
@@ -102,21 +87,22 @@ def plain(y):
 
 
 def describe(e):
-    """An exception: its text, and the line of your file that it comes from."""
+    """{"a message": ..}, if that is all to say; or {"an error": its text, "where": your line}."""
     while e.__cause__:                                 # Triton's interpreter wraps those in kernels
         e = e.__cause__
-    text, where, trace = f"{type(e).__name__}: {e}", "", e.__traceback__
+    if isinstance(e, Wrong):
+        return {"a message": str(e)}
     if isinstance(e, NotImplementedError) and str(e).startswith("Exercise "):
         return {"a message": f"still to do: {e}"}
+    text = "".join(traceback.format_exception_only(e)).strip()
     if "in-place operation" in text or "inplace operation" in text:
         text = ("a tensor was changed in place, and a gradient needs its old values: write "
                 "x = x + 1, not x += 1 or x.add_(1)")
-    while trace:
-        file = Path(trace.tb_frame.f_code.co_filename)
-        if file.name.startswith("part"):
-            code = linecache.getline(str(file), trace.tb_lineno).strip()
-            where = f"\n{file.name}, line {trace.tb_lineno}: {code}"
-        trace = trace.tb_next
+    where = ""
+    for frame in traceback.extract_tb(e.__traceback__):
+        file = Path(frame.filename).name
+        if file.startswith("part"):
+            where = f"\n{file}, line {frame.lineno}: {frame.line}"
     return {"an error": text, "where": where}
 
 
@@ -163,6 +149,6 @@ def run(folder):
             setattr(file, other, getattr(given, other))
         f = drive.yours(file, name)
         found = [results(f, name, *case) for case in cases]
-    except Wrong as e:
-        found = [{"a message": str(e)}] * len(cases)
+    except (Exception, SystemExit) as e:
+        found = [describe(e)] * len(cases)
     torch.save(found, "results.pt")

@@ -4,7 +4,6 @@ This file runs beside your code and beside the right code alike, and contains no
 `multiscreen` is the repository's in one process, and in yours what this exercise may use of it.
 """
 import functools
-import inspect
 import math
 
 import torch
@@ -13,8 +12,10 @@ import multiscreen as ms
 from course.exercises.child import Wrong, own
 
 SIZES = {"vocab_size": 40, "N_L": 2, "N_H": 3, "d_E": 24, "w_th": 100.0}
-LAYER = ("project", "gate", "screening", "forward")
-MODEL = ("embed", "logits", "loss", "generate")
+METHODS = dict.fromkeys(("project", "gate", "screening", "forward"), "GatedScreeningTiles")
+METHODS |= dict.fromkeys(("embed", "logits", "loss", "generate"), "Multiscreen")
+CLASSES = METHODS | {"cache": "KeyCache", "initialize": "Multiscreen",
+                     "the whole model": "Multiscreen", "training": "Multiscreen"}
 
 
 def random(seed):
@@ -28,42 +29,29 @@ def yours(file, name):
         from course.exercises import launch  # imports triton, which is only on Linux
 
         return launch.yours(file, name)
-    if name in WHOLE:
-        return call_of(name, functools.partial(whole, file))
-    if name not in (*LAYER, *MODEL):
-        return call_of(name, own(file, CLASSES.get(name, name)))
-
-    # A method stands in a layer or model of multiscreen.py, with what you have added to the class.
-    kind = "Multiscreen" if name in MODEL else "GatedScreeningTiles"
-    written = own(file, kind)
-    if not hasattr(written, name):
-        raise Wrong(f"{kind} has no {name}")
+    written = own(file, CLASSES.get(name, name))
+    if name not in METHODS:
+        return call_of(name, written)
     added = {other: f for other, f in vars(written).items()
-             if other not in (*LAYER, *MODEL) and not other.startswith("__")}
-    return call_of(name, getattr(written, name), added)
+             if other not in METHODS and not other.startswith("__")}
+    return call_of(name, own(written, name), added)
 
 
 def call_of(name, written, added=()):
-    """What you wrote, or right or wrong code, as a test calls it: a function of tensors."""
-    if name not in (*LAYER, *MODEL):
+    """What you wrote, or right or wrong code, as a test calls it: a function of tensors.
+
+    A method stands in a layer or model of multiscreen.py, with what you have added to the class.
+    """
+    if name not in METHODS:
         return functools.partial(CALLS[name], written) if name in CALLS else written
-    methods = dict(added) | {name: written}
-
-    def f(*inputs):
-        made = a_layer(methods) if name in LAYER else a_model(methods)
-        return CALLS.get(name, written)(made, *inputs)
-
-    return f
+    kind = type("Yours", (getattr(ms, METHODS[name]),), dict(added) | {name: written})
+    made = {"GatedScreeningTiles": a_layer, "Multiscreen": a_model}[METHODS[name]]
+    return lambda *inputs: CALLS.get(name, written)(made(kind), *inputs)
 
 
-def names_of_inputs(name, right):
-    """The names of a call's inputs, without what is called."""
-    names = list(inspect.signature(CALLS.get(name, right)).parameters)
-    return names[1:] if name in CALLS or names[0] == "self" else names
-
-
-def named(names, found):
-    """Several results by their names."""
+def named(f, names, inputs):
+    """The results of f by their names."""
+    found = f(*inputs)
     if not isinstance(found, (tuple, list)) or len(found) != len(names):
         raise Wrong(f"this should return {', '.join(names)}, and returns something else")
     return dict(zip(names, found))
@@ -80,11 +68,11 @@ def mipe_angle(f, i, w, w_th):
 
 
 def pairs(f, *inputs):
-    return named(("z", "m", "d"), f(*inputs))
+    return named(f, ("z", "m", "d"), inputs)
 
 
 def gradients(f, *inputs):
-    return named(("dq", "dk", "dv", "dw", "dr"), f(*inputs))
+    return named(f, ("dq", "dk", "dv", "dw", "dr"), inputs)
 
 
 # ---------------------------------------------------------------------- layers and models
@@ -105,20 +93,19 @@ def enliven(layer, seed=0):
     layer.W_V.copy_(0.02 * torch.randn(layer.W_V.shape, generator=g))      # so |v| is about 1
 
 
-def a_layer(methods):
-    """multiscreen.py's layer with these methods in place of its own."""
-    config = ms.Config(**SIZES)
-    layer = type("Layer", (ms.GatedScreeningTiles,), dict(methods))(config)
-    layer.w_th = config.w_th                           # as in the stubs
+def a_layer(kind):
+    """A layer of this class, alive."""
+    layer = kind(ms.Config(**SIZES))
+    layer.w_th = SIZES["w_th"]                         # as in the stubs
     enliven(layer)
     return layer
 
 
-def a_model(methods):
-    """multiscreen.py's model with these methods in place of its own."""
+def a_model(kind):
+    """A model of this class, with layers that are alive."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = type("Model", (ms.Multiscreen,), dict(methods))(ms.Config(**SIZES))
+        model = kind(ms.Config(**SIZES))
     with torch.no_grad():
         model.W_E.add_(0.03 * torch.randn(SIZES["d_E"], generator=random(0)))     # tokens alike
         model.s_E.fill_(0.7)
@@ -168,17 +155,11 @@ def cache(kind, k, v, w):
     return {"what queries see": torch.cat(found, 2), "cache.end": torch.tensor(ends)}
 
 
-@functools.cache
-def initialized(multiscreen):
-    """A new model. The right one and each wrong one are made once, from the same random numbers."""
+def initialize(kind, what):
+    """A scale of a new model, or what is seen of a matrix's numbers."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return multiscreen(ms.Config(vocab_size=300, N_L=3, N_H=5, d_E=81, w_th=100.0))
-
-
-def initialize(multiscreen, what):
-    """A scale, or what is seen of a matrix's numbers."""
-    model = initialized(multiscreen)
+        model = kind(ms.Config(vocab_size=300, N_L=3, N_H=5, d_E=81, w_th=100.0))
     named = [p.detach() for n, p in model.named_parameters() if n.rpartition(".")[2] == what]
     x = torch.cat([p.flatten() for p in named])
     if named[0].ndim == 1:
@@ -211,49 +192,42 @@ def generate(model, tokens, n):
 
 # ------------------------------------------------------------------------- the whole model
 
-def whole(file, config, weights):
-    """Your whole model with these weights, without your `initialize`."""
-    class Blank(own(file, "Multiscreen")):
-        def initialize(self):
-            pass
-
-    model = Blank(ms.Config(**config))
+def with_weights(kind, config, weights):
+    """A model of this class with these weights, without its `initialize`."""
+    model = type("Blank", (kind,), {"initialize": lambda self: None})(ms.Config(**config))
     model.load_state_dict(weights)
     return model
 
 
-def whole_model(make, config, weights, tokens, n):
-    model = make(config, weights)
+def whole_model(kind, config, weights, tokens, n):
+    model = with_weights(kind, config, weights)
     return {"the logits": model(tokens), "the new tokens": model.generate(tokens[:, :6], n)}
 
 
-def whole_gradients(make, config, weights, x):
-    """All of 10^4 times the loss: those of s_w are small, and must be right, too."""
-    model = make(config, weights)
-    (1e4 * model.loss(x[None, :-1], x[None, 1:])).backward()
-    return {f"10^4 dL/d({name})": torch.zeros_like(p) if p.grad is None else p.grad
-            for name, p in model.named_parameters()}
+def train(kind, config, weights, text, steps):
+    """The losses of these steps by the paper's recipe, and the gradients of the first.
 
-
-def train(make, config, weights, text, steps):
-    """The losses of these steps, by the paper's recipe."""
-    model, g, found = make(config, weights), random(0), []
+    The gradients are those of 10^4 times the loss: those of s_w are small, and must be right, too.
+    """
+    model, g, losses, gradients = with_weights(kind, config, weights), random(0), [], {}
     optimizer = torch.optim.AdamW(model.parameters(), lr=2**-4, betas=(0.9, 0.95), weight_decay=0)
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.02, total_iters=50)
-    for _ in range(steps):
+    for step in range(steps):
         starts = torch.randint(len(text) - 32, (4,), generator=g).tolist()
         x = torch.stack([text[n : n + 33] for n in starts])
         loss = model.loss(x[:, :-1], x[:, 1:])
         optimizer.zero_grad()
         loss.backward()
+        if step == 0:
+            gradients = {f"10^4 dL/d({name})": torch.zeros_like(p) if p.grad is None else
+                         1e4 * p.grad for name, p in model.named_parameters()}
         optimizer.step()
         warmup.step()
-        found.append(loss.item())
-    return torch.tensor(found)
+        losses.append(loss.item())
+    return gradients | {"the losses": torch.tensor(losses)}
 
 
-# By the names that messages have for them.
-WHOLE = {"the whole model": whole_model, "the loss": whole_gradients, "training": train}
-CLASSES = {"cache": "KeyCache", "initialize": "Multiscreen"}
-CALLS = WHOLE | {f.__name__: f for f in (mipe_angle, pairs, gradients, screening, forward, cache,
-                                         initialize, loss, generate)}
+# By the names that tests and messages have for them.
+CALLS = {f.__name__: f for f in (mipe_angle, pairs, gradients, screening, forward, cache,
+                                 initialize, loss, generate)}
+CALLS |= {"the whole model": whole_model, "training": train}

@@ -83,7 +83,7 @@ def ask(part, name, cases, given):
     """
     path = FOLDER / f"{part}.py"
     if not path.is_file():
-        fail(f"{FOLDER}: {missing(path.name, FOLDER.glob('*'))}")
+        fail(f"{FOLDER}: {missing(path.name, FOLDER)}")
     if server()[0].poll() is not None:                 # other code has ended it
         server.cache_clear()
     process, base = server()
@@ -117,17 +117,10 @@ def before(name):
     return f"{ast.unparse(tree)}\n__all__ = {[x for x in IN_ORDER[:n] if '.' not in x]}"
 
 
-def missing(name, others):
-    """What to say of a file that is not there: browsers call it part3_derivative (1).py.
-
-    others: the paths of the files that are there.
-    """
-    part = name.partition("_")[0]
-    alike = sorted(path.name for path in others
-                   if part in path.name.lower() and not path.name.startswith("test_"))
-    if alike:
-        return f"{name} is missing: is it {' or '.join(alike)}? Give it this name"
-    return f"{name} is missing"
+def missing(name, folder):
+    """What to say of a file that is not there: browsers call it part3_derivative (1).py."""
+    others = sorted(path.name for path in folder.rglob("*part*.py"))
+    return f"{name} is missing. The folder has {', '.join(others) or 'no such file'}"
 
 
 # ------------------------------------------------------------------------------ comparisons
@@ -186,7 +179,9 @@ class Exercise:
         """The inputs, and which of them get gradients, {position: name}."""
         if not self.gradients:
             return case.inputs, {}
-        names = drive.names_of_inputs(self.name, self.right)
+        names = list(inspect.signature(drive.CALLS.get(self.name, self.right)).parameters)
+        if self.name in drive.CALLS or names[0] == "self":
+            names = names[1:]
         return case.inputs, {n: names[n] for n, x in enumerate(case.inputs)
                              if torch.is_tensor(x) and x.is_floating_point()}
 
@@ -199,19 +194,18 @@ class Exercise:
         return child.results(drive.call_of(self.name, written), "", *self.request(case))
 
     def causes_of(self, found, cases, n):
-        """What to say about the mistakes that have your results, in case n and all before it.
+        """What to say about the mistakes that have your results in the cases up to n.
 
-        Where several have, the later cases decide, if they can.
+        Where several have, those count that have them in all cases, if there are any.
         """
-        mistakes = self.mistakes
-        for m, case in enumerate(cases):
-            alike = [(wrong, cause) for wrong, cause in mistakes
-                     if same(self.results(wrong, case), found[m], case)]
-            if alike or m <= n:
-                mistakes = alike
-            if m >= n and len(mistakes) < 2:           # later cases have nothing to decide
-                break
-        return list(dict.fromkeys(cause for _, cause in mistakes))
+        def alike(mistakes, some):
+            return [(wrong, cause) for wrong, cause in mistakes
+                    if all(same(self.results(wrong, cases[m]), found[m], cases[m]) for m in some)]
+
+        known = alike(self.mistakes, range(n + 1))
+        if len(known) > 1:
+            known = alike(known, range(n + 1, len(cases))) or known
+        return list(dict.fromkeys(cause for _, cause in known))
 
 
 # ------------------------------------------------------------------------------------ inputs

@@ -11,6 +11,7 @@ load without a mask is found if what it brings is stored in OUT.
 """
 import ast
 import warnings
+from pathlib import Path
 
 import torch
 import triton
@@ -67,7 +68,7 @@ def visits(kernel, T, S, w, i0, BI, BJ):
 def visited(lo, hi, S, BJ):
     """How often `for j0 in range(lo, hi, BJ)` visits each key, and places behind the last one."""
     found = torch.zeros(S + 4 * BJ, dtype=torch.int32)
-    for j0 in range(max(lo, 0), min(hi, S + 3 * BJ), BJ):
+    for j0 in range(lo, min(hi, S + 3 * BJ), BJ):
         found[j0 : j0 + BJ] += 1
     return found
 
@@ -85,23 +86,20 @@ def yours(file, name):
 
 def check_source(file, name):
     """Refuse what works in the interpreter and fails on a GPU, in a kernel and your helpers."""
-    with open(file.__file__, "rb") as source:
-        functions = ast.parse(source.read()).body
-    for function in functions:
-        if getattr(function, "name", name) in KERNELS and getattr(function, "name", name) != name:
+    tree = ast.parse(Path(file.__file__).read_text("utf-8"))
+    tree.body = [f for f in tree.body if getattr(f, "name", "") not in KERNELS.keys() - {name}]
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call):
             continue
-        for node in ast.walk(function):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-                continue
-            call, where = node.func.attr, f"part4_kernel.py, line {node.lineno}: "
-            options = {option.arg: ast.unparse(option.value) for option in node.keywords}
-            if call == "dot" and options.get("input_precision") not in ("'ieee'", '"ieee"'):
-                raise Wrong(where + 'tl.dot needs input_precision="ieee": without it a GPU rounds '
-                            "float32 to tf32, which has three digits")
-            has_mask = len(node.args) == 2 or "mask" in options        # with three: other, too
-            if call == "load" and has_mask and "other" not in options:
-                raise Wrong(where + "a load with a mask needs other=0.0: where the mask is False, "
-                            "a GPU may load any number")
+        options = {option.arg: ast.unparse(option.value) for option in call.keywords}
+        f, where = ast.unparse(call.func), f"part4_kernel.py, line {call.lineno}: "
+        if f.endswith(".dot") and options.get("input_precision") != "'ieee'":
+            raise Wrong(where + 'tl.dot needs input_precision="ieee": without it a GPU rounds '
+                        "float32 to tf32, which has three digits")
+        has_mask = len(call.args) == 2 or "mask" in options        # with three: other, too
+        if f.endswith(".load") and has_mask and "other" not in options:
+            raise Wrong(where + "a load with a mask needs other=0.0: where the mask is False, a "
+                        "GPU may load any number")
 
 
 def launch(kernel, grid, inputs, out, *sizes, **constants):

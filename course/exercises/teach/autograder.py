@@ -65,7 +65,7 @@ def take_files(submission, folder):
             places = ", ".join(str(path.relative_to(submission)) for path in found)
             refused[number] = f"there are {len(found)} files {name}: {places}. Hand in one of them"
         else:
-            refused[number] = grade.missing(name, submission.rglob("*"))
+            refused[number] = grade.missing(name, submission)
     return refused
 
 
