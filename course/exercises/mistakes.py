@@ -5,6 +5,7 @@ import math
 import textwrap
 
 import torch
+import torch.nn.functional as F
 
 INF = math.inf
 
@@ -15,8 +16,7 @@ def pairs(q, k, w, r, i, j):
     s = q @ k.T
     z = (1 - (1 - s) / r).relu()
     inside = (-w < d) & (d <= 0)
-    curve = 0.5 * (torch.cos(math.pi * (d / w)) + 1)
-    m = torch.where(inside, curve, 0.0)
+    m = torch.where(inside, 0.5 * (torch.cos(math.pi * (d / w)) + 1), 0.0)
     return z, m, d
 
 
@@ -25,21 +25,21 @@ def pairs(q, k, w, r, i, j):
 ROOT = "(1 - (1 - s) / r).relu()"
 ROOTS = [
     ("(1 - s) / r", "(1 - s) * r", "1 - s must be divided by r, not multiplied by it"),
-    (ROOT, "1 - (1 - s) / r", "the max with 0 is missing: below the threshold the relevance rises "
-     "again when it is squared"),
+    (ROOT, "(1 - (1 - s) / r)", "the max with 0 is missing: below the threshold the relevance "
+     "rises again when it is squared"),
     (ROOT, "(1 - s / r).relu()", "Trim compares 1 - s with r, not s"),
     *[(ROOT, wrong, "r was taken for the threshold: the threshold is 1 - r, the width is r")
       for wrong in ("(s - r).relu()", "((s - r) / (1 - r)).relu()")],
-    (ROOT, "s.relu() + 0 * r", "r is ignored: 1 - s is compared with it, 1 - (1 - s)/r"),
+    (ROOT, "(s.relu() + 0 * r)", "r is ignored: 1 - s is compared with it, 1 - (1 - s)/r"),
     (ROOT, "(s - (1 - r)).relu()", "what is above the threshold 1 - r must be divided by r, the "
      "width")]
 
 # Softmask, as they write it.
 INSIDE = "(-w < d) & (d <= 0)"
 CURVE = "0.5 * (torch.cos(math.pi * (d / w)) + 1)"
-MASK = "torch.where(inside, curve, 0.0)"
+MASK = f"torch.where(inside, {CURVE}, 0.0)"
 MASKS = [
-    (MASK, "curve", "there is no mask: outside -w < d <= 0 it must be 0"),
+    (MASK, CURVE, "there is no mask: outside -w < d <= 0 it must be 0"),
     (INSIDE, "d.abs() < w", "a later key, d > 0, must get 0: this mask sees the future"),
     (INSIDE, "d <= 0", "beyond the window the cosine rises again: every distance of w or more must "
      "get exactly 0"),
@@ -73,6 +73,13 @@ DIVIDED = "s must not be divided by the root of d_K: it is the cosine of an angl
 FACTORS = [(c, a, b) for c in (1, 2) for a in (0, 1, 2) for b in (0, 1, 2)]
 
 
+# ------------------------------------------------------------------- the right code, edited
+
+# The names that edits may use besides those of the file that they edit.
+NORMS = {"layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+         "rms": lambda x: F.rms_norm(x, x.shape[-1:]), "softmax": lambda x: x.softmax(-1)}
+
+
 def edits(right, *mistakes):
     """Mistakes in a right function or class: tuples of right, wrong, right, wrong, .., a sentence.
 
@@ -88,7 +95,7 @@ def edited(right, *lines):
         assert text.count(old) == 1, (right.__name__, old)
         text = text.replace(old, new)
     made = {}
-    exec(text, vars(inspect.getmodule(right)), made)
+    exec(text, vars(inspect.getmodule(right)) | NORMS, made)
     return made[right.__name__]
 
 

@@ -18,62 +18,6 @@ def normal(*shape):
     return torch.randn(*shape, generator=grade.random(1), dtype=torch.float64)
 
 
-# -------------------------------------------------- the right code, of which mistakes are edits
-
-def unit(x, eps=1e-6):
-    square = x.square().sum(-1, keepdim=True)
-    length = square.clamp_min(eps**2).sqrt()
-    return x / length
-
-
-def mipe_angle(i, w, w_th):
-    u = w.double().clamp(max=w_th)
-    gamma = (torch.cos(math.pi * u / w_th) + 1) / 2
-    angle = i * (math.pi * gamma / u)[:, None]
-    return torch.remainder(angle, 2 * math.pi).to(w.dtype)
-
-
-def mipe(x, angle):
-    cos = torch.cos(angle)[..., None]
-    sin = torch.sin(angle)[..., None]
-    x0, x1, rest = x.split((1, 1, x.shape[-1] - 2), -1)
-    y0 = x0 * cos - x1 * sin
-    y1 = x0 * sin + x1 * cos
-    return torch.cat((y0, y1, rest), -1)
-
-
-def trim(s, r):
-    z = (1 - (1 - s) / r).relu()
-    return z.square()
-
-
-def softmask(d, w):
-    inside = (-w < d) & (d <= 0)
-    curve = 0.5 * (torch.cos(math.pi * (d / w)) + 1)
-    return torch.where(inside, curve, 0.0)
-
-
-def relevance(q, k, w, r, i0=0):
-    w, r = w[:, None, None], r[:, None, None]
-    i = i0 + torch.arange(q.shape[2])
-    d = torch.arange(k.shape[2]) - i[:, None]
-    s = q @ k.mT
-    return ms.trim(s, r) * ms.softmask(d, w)
-
-
-def screen(q, k, v, w, r, i0=0):
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    alpha_d = ms.relevance(q.to(dtype), k.to(dtype), w.to(dtype), r.to(dtype), i0)
-    return (alpha_d @ v.to(dtype)).to(v.dtype)
-
-
-def tanh_norm(x, eps=1e-6):
-    square = x.square().sum(-1, keepdim=True)
-    small = square < eps**2
-    length = square.masked_fill(small, 1.0).sqrt()
-    return x * (torch.tanh(length) / length).masked_fill(small, 1.0)
-
-
 # ---------------------------------------------------------------------------- their mistakes
 
 def compete(line, weights):
@@ -95,13 +39,15 @@ OTHER_LENGTHS = ["x.abs().sum(-1, keepdim=True)", "x.abs().amax(-1, keepdim=True
                  "x.sum(-1, keepdim=True)", "x.std(-1, keepdim=True)"]
 DETACHED = "the length is detached: it changes with x, too"
 
-# What the edits below replace.
-UNIT, CLIPPED = "x / length", "square.clamp_min(eps**2).sqrt()"
-GAMMA = "(torch.cos(math.pi * u / w_th) + 1) / 2"
-ANGLE = "(math.pi * gamma / u)[:, None]"
-ALPHA_D, SCREEN = "ms.trim(s, r) * ms.softmask(d, w)", "(alpha_d @ v.to(dtype)).to(v.dtype)"
-BOUNDED = "x * (torch.tanh(length) / length).masked_fill(small, 1.0)"
-LENGTH = "square.masked_fill(small, 1.0).sqrt()"
+# What the edits of multiscreen.py below replace.
+LENGTH = "x.square().sum(-1, keepdim=True).clamp_min(eps**2).sqrt()"
+GAMMA = "0.5 * (torch.cos(math.pi * w_near / w_th) + 1)"
+ROTATED = "x0 * cos - x1 * sin, x0 * sin + x1 * cos"
+TRIM = f"{ROOT}.square()"
+ALPHA_D, D = "trim(s, r) * softmask(j - i[:, None], w)", "j - i[:, None]"
+SCREEN = "(alpha_d @ v.to(dtype)).to(v.dtype)"
+BOUNDED = "x * (torch.tanh(norm) / norm).masked_fill(small, 1.0)"
+NORM = "square.masked_fill(small, 1.0).sqrt()"
 
 # {function: [(a wrong one, what to say to those who have its results)]}. The first one counts.
 MISTAKES = {
@@ -123,43 +69,46 @@ MISTAKES = {
         (lambda s: torch.sigmoid(s), "r is not clipped: it is at least 1e-3"),
         (lambda s: torch.sigmoid(s) + 1e-3, "1e-3 is a lower limit: clip r there, add nothing")],
     "unit": edits(
-        unit,
-        (UNIT, "x / x.norm()", "all vectors were divided by one length: each has its own"),
-        (UNIT, "F.normalize(x)", "the length is that of the last dimension, dim=-1: this is that "
-         "of dimension 1, which F.normalize takes by default"),
-        (UNIT, "F.normalize(x, dim=-1)", "F.normalize clips the length at 1e-12: pass eps=eps"),
-        (UNIT, "x / x.norm(dim=-1)", "keepdim=True is missing: a row's length acts on a column"),
+        ms.unit,
+        ("x / length", "x / x.norm()", "all vectors were divided by one length: each has its own"),
+        ("x / length", "F.normalize(x)", "the length is that of the last dimension, dim=-1: this "
+         "is that of dimension 1, which F.normalize takes by default"),
+        ("x / length", "F.normalize(x, dim=-1)", "F.normalize clips the length at 1e-12: pass "
+         "eps=eps"),
+        ("x / length", "x / x.norm(dim=-1)", "keepdim=True is missing: a row's length acts on a "
+         "column"),
         ("sum(", "mean(", "divided by the root of the mean, as in RMSNorm: the length is the root "
          "of the sum"),
-        *[(UNIT, f"x / {other}", OTHER_LENGTH) for other in OTHER_LENGTHS],
-        (CLIPPED, "x.norm(dim=-1, keepdim=True) + eps", "eps was added to the length: clip it from "
+        *[(LENGTH, other, OTHER_LENGTH) for other in OTHER_LENGTHS],
+        (LENGTH, "x.norm(dim=-1, keepdim=True) + eps", "eps was added to the length: clip it from "
          "below"),
-        *[(CLIPPED, f"(square + {eps}).sqrt()", "eps was added in the root: clip the square from "
+        *[(".clamp_min(eps**2)", f".add({eps})", "eps was added in the root: clip the square from "
            "below, at eps^2") for eps in ("eps", "eps**2")],
         ("eps**2", "eps", "the square was clipped at eps, and so the length at the root of eps: "
          "clip the square at eps^2"),
-        (UNIT, "F.layer_norm(x, x.shape[-1:])", "this is LayerNorm, which also subtracts the mean: "
-         "unit divides by the length, and nothing else"),
-        (UNIT, "x / length.detach()", DETACHED)),
+        ("x / length", "F.layer_norm(x, x.shape[-1:])", "this is LayerNorm, which also subtracts "
+         "the mean: unit divides by the length, and nothing else"),
+        ("x / length", "x.softmax(-1)", "this is a softmax: unit divides by the length"),
+        ("x / length", "x / length.detach()", DETACHED)),
     "mipe_angle": edits(
-        mipe_angle,
+        ms.mipe_angle,
         ("math.pi * gamma", "gamma", "the angle lacks pi"),
-        ("gamma / u", "1 / u", "gamma is missing: the angle must fade out towards w_th"),
-        (" / 2", "", "the angle is twice what it should be: gamma has a factor 1/2, and the angle "
-         "pi, not 2 pi"),
-        ("gamma / u", "gamma", "not divided by w"),
-        (GAMMA, "torch.cos(math.pi * u / w_th) + 1 / 2", "parentheses are missing in gamma: "
+        ("gamma / w_near", "1 / w_near", "gamma is missing: the angle must fade out towards w_th"),
+        ("0.5 * ", "", "the angle is twice what it should be: gamma has a factor 1/2, and the "
+         "angle pi, not 2 pi"),
+        ("gamma / w_near", "gamma", "not divided by w"),
+        (GAMMA, "torch.cos(math.pi * w_near / w_th) + 1 / 2", "parentheses are missing in gamma: "
          "(cos + 1)/2"),
-        ("math.pi * u", "u", "gamma lacks pi: cos(pi w/w_th)"),
-        (GAMMA, "1 - u / w_th", "gamma falls as a cosine, not as a line"),
+        ("math.pi * w_near", "w_near", "gamma lacks pi: cos(pi w/w_th)"),
+        (GAMMA, "1 - w_near / w_th", "gamma falls as a cosine, not as a line"),
         ("2 * math.pi)", "math.pi)", "a whole turn is 2 pi, not pi"),
-        (ANGLE, "(10000.0 ** (-torch.arange(len(w)) / len(w)) + 0 * u)[:, None]", "these are "
-         "RoPE's angles: MiPE's depend on w")),
+        ("math.pi * gamma / w_near", "10000.0 ** (-torch.arange(len(w)) / len(w)) + 0 * w_near",
+         "these are RoPE's angles: MiPE's depend on w")),
     "mipe": edits(
-        mipe,
-        ("x0 * cos - x1", "x0 * cos + x1", "x0 * sin + x1", "-x0 * sin + x1", "turned the wrong "
-         "way: a quarter turn maps (1, 0) to (0, 1)"),
-        ("torch.cat((y0, y1, rest), -1)", "torch.cat([ms.mipe(x, angle) for x in x.split(2, -1)], "
+        ms.mipe,
+        (ROTATED, "x0 * cos + x1 * sin, -x0 * sin + x1 * cos", "turned the wrong way: a quarter "
+         "turn maps (1, 0) to (0, 1)"),
+        (f"torch.cat(({ROTATED}, rest), -1)", "torch.cat([mipe(x, angle) for x in x.split(2, -1)], "
          "-1)", "all pairs of dimensions turn, as in RoPE: MiPE turns only the first two"),
         ("x.split((1, 1, x.shape[-1] - 2), -1)", "*x.chunk(2, -1), x[..., :0]", "x_0 is paired "
          "with the middle of x, as in RoPE on halves: MiPE turns x_0 and x_1, and nothing else"),
@@ -167,28 +116,27 @@ MISTAKES = {
          "angle) is (H, T): it needs an axis at its end, [..., None], where it multiplies numbers "
          "of x"),
         ("- x1", "+ x1", "a minus is missing: the first number is x_0 cos - x_1 sin"),
-        ("y1 = x0", "y1 = y0", "the second number takes the x_0 that has turned already: keep the "
-         "old one"),
+        ("x0 * sin", "(x0 * cos - x1 * sin) * sin", "the second number takes the x_0 that has "
+         "turned already: keep the old one"),
         ("+ x1", "- x1", "a minus too many: the second number is x_0 sin + x_1 cos"),
-        ("y1, rest", "y1", "the other dimensions are missing: put them behind the two that turn")),
+        (", rest), -1)", "), -1)", "the other dimensions are missing: put them behind the two that "
+         "turn")),
     "trim": edits(
-        trim,
+        ms.trim,
         *ROOTS,
-        (ROOT, "(s - (1 - r)).relu()", "z.square()", "z.square() / r", "the division by r comes "
-         "before the square"),
-        *[("z.square()", wrong, f"{what}: Trim is a square") for wrong, what in (
-            ("z", "the square is missing"), ("z**3", "this is a cube"))],
-        (ROOT, "(1 - ((1 - s) / r).square()).relu()", ".square()\n", "\n", "square the whole "
-         "expression, after the max with 0"),
-        *[("z.square()", f"torch.where(z > 0, {wrong}, 0.0) + 0 * r", "a similarity that passes is "
+        (TRIM, "(s - (1 - r)).relu().square() / r", "the division by r comes before the square"),
+        (TRIM, ROOT, "the square is missing: Trim is a square"),
+        (TRIM, "(1 - ((1 - s) / r).square()).relu()", "square the whole expression, after the max "
+         "with 0"),
+        *[(TRIM, f"torch.where(1 - s < r, {wrong}, 0.0) + 0 * r", "a similarity that passes is "
            "also rescaled: the relevance is 0 at the threshold, and 1 at s = 1")
           for wrong in ("s", "1.0")],
-        ("z.square()", "s.softmax(-1)", "this is a softmax: Trim judges each key by itself"),
-        *compete("z.square()", "z.square()"),
+        (TRIM, "s.softmax(-1)", "this is a softmax: Trim judges each key by itself"),
+        *compete(TRIM, TRIM),
         (".relu()", ".clamp(min=1e-9)", "a rejected key has a relevance of exactly 0: clip at 0 "
          "and add no eps, as nothing here is divided by it")),
     "softmask": edits(
-        softmask,
+        ms.softmask,
         *MASKS,
         (INSIDE, "(0 <= d) & (d < w)", "d = j - i is negative in the past"),
         *[(MASK, MASK.replace("0.0", wrong), "outside the window the mask is 0, which multiplies: "
@@ -200,65 +148,64 @@ MISTAKES = {
         (MASK, "inside", "inside the window the mask must fall from 1 to 0 as a cosine: this "
          "window is hard")),
     "relevance": edits(
-        relevance,
-        ("q @ k.mT", "q @ k.permute(3, 2, 1, 0)", "k.T swaps all four axes: q @ k.transpose(-2, "
-         "-1)"),
+        ms.relevance,
+        ("k.transpose(-2, -1)", "k.permute(3, 2, 1, 0)", "k.T swaps all four axes: q @ "
+         "k.transpose(-2, -1)"),
         (", r[:, None, None]", ", r", "r has the shape (H,) and s (B, H, T, S): w[:, None, None] "
          "and r[:, None, None] align them"),
-        ("i0 + ", "", "i0 is ignored: the first query stands at i0, not at 0"),
-        ("k.mT", "k.mT / q.shape[-1] ** 0.5", "s was divided by the root of d_K, as in attention: "
+        ("i0, i0 + q.shape[2]", "q.shape[2]", "i0 is ignored: the first query stands at i0, not "
+         "at 0"),
+        ("q @", "q / q.shape[-1] ** 0.5 @", "s was divided by the root of d_K, as in attention: "
          "q and k have unit length, so q . k is their cosine already"),
         *compete(ALPHA_D, ALPHA_D),
-        (ALPHA_D, "ms.trim(s, w) * ms.softmask(d, r)", "w and r were swapped: w is for Softmask, "
-         "and r for Trim"),
-        ("(d, w)", "(-d, w)", "the sign of d: it is j - i"),
-        ("ms.softmask(d, w)", "(d <= 0)", "a causal mask is not enough: Softmask also fades with "
-         "the distance and ends at w"),
-        ("ms.trim(s, r)", "s.softmax(-1)", "Trim takes the similarity itself: there is no softmax"),
-        *[(ALPHA_D, f"ms.trim(s.masked_fill(d > 0, -INF), r){mask}", NO_INF)
-          for mask in ("", " * ms.softmask(d, w)")],
-        (ALPHA_D, "ms.trim(s * ms.softmask(d, w), r)", "Softmask multiplies Trim of s, not s: "
+        (ALPHA_D, f"trim(s, w) * softmask({D}, r)", "w and r were swapped: w is for Softmask, and "
+         "r for Trim"),
+        (D, "i[:, None] - j", "the sign of d: it is j - i"),
+        (f"softmask({D}, w)", f"({D} <= 0)", "a causal mask is not enough: Softmask also fades "
+         "with the distance and ends at w"),
+        ("trim(s, r)", "s.softmax(-1)", "Trim takes the similarity itself: there is no softmax"),
+        *[(ALPHA_D, f"trim(s.masked_fill({D} > 0, -math.inf), r){mask}", NO_INF)
+          for mask in ("", f" * softmask({D}, w)")],
+        (ALPHA_D, f"trim(s * softmask({D}, w), r)", "Softmask multiplies Trim of s, not s: "
          "trim(s, r) * softmask(d, w)"),
         ("w[:, None, None]", "w", "w has the shape (H,), and d (T, S): w[:, None, None] aligns "
          "them"),
-        ("r) * ms", "r) + ms", "Softmask multiplies Trim: it is not added"),
-        *[("(d, w)", f"(d + {n}, w)", "the positions are off by one: the query's own key has d = 0")
+        ("r) * soft", "r) + soft", "Softmask multiplies Trim: it is not added"),
+        *[(D, f"{D} + {n}", "the positions are off by one: the query's own key has d = 0")
           for n in (1, -1)],
-        (" * ms.softmask(d, w)", "", "Softmask is missing: alpha_d is Trim times Softmask"),
-        ("ms.trim(s, r)", "s", "Trim is missing: alpha is Trim of s")),
+        (ALPHA_D, "trim(s, r)", "Softmask is missing: alpha_d is Trim times Softmask"),
+        ("trim(s, r)", "s", "Trim is missing: alpha is Trim of s")),
     "screen": edits(
-        screen,
-        (", i0)", ")", "i0 is not passed on to `relevance`"),
+        ms.screen,
+        (", i0)\n", ")\n", "i0 is not passed on to `relevance`"),
         *compete(SCREEN, "alpha_d"),
-        (SCREEN, f"ms.tanh_norm({SCREEN})", "TanhNorm comes later, in Eq. 14: return the plain "
-         "sum"),
+        (SCREEN, f"tanh_norm({SCREEN})", "TanhNorm comes later, in Eq. 14: return the plain sum"),
         ("alpha_d @", "alpha_d.mT @", SWAPPED),
         ("q.to(dtype), k.to(dtype)", "k.to(dtype), q.to(dtype)", SWAPPED),
         ("q.to(dtype), k.to(dtype)", "k.to(dtype), q.to(dtype)", SCREEN, "alpha_d.mT @ v", SWAPPED),
         ("w.to(dtype), r.to(dtype)", "r.to(dtype), w.to(dtype)", "w and r were swapped")),
     "tanh_norm": edits(
-        tanh_norm,
+        ms.tanh_norm,
         (BOUNDED, "F.layer_norm(x, x.shape[-1:])", "this is LayerNorm: TanhNorm scales the vector "
          "so that its length is tanh|x|"),
         (BOUNDED, "torch.tanh(x)", "tanh of each number changes the direction: take it of the "
          "length"),
-        (" / length", "", "not divided by the length |x|"),
+        (" / norm", "", "not divided by the length |x|"),
         (BOUNDED, "x * torch.tanh(x.norm(dim=-1)) / x.norm(dim=-1)", "keepdim=True is missing: a "
          "row's length acts on a column"),
         (BOUNDED, "F.rms_norm(x, x.shape[-1:])", "this is RMSNorm: TanhNorm scales the vector so "
          "that its length is tanh|x|"),
         *[(BOUNDED, wrong, "tanh is taken of the length, one number for each vector") for wrong in (
-            "torch.tanh(ms.unit(x)) * length", "ms.unit(x) * torch.tanh(x)",
-            "torch.tanh(length).expand_as(x)")],
-        *[(LENGTH, other, OTHER_LENGTH) for other in OTHER_LENGTHS],
-        *[(BOUNDED, f"ms.unit(x) * {curve}", "the length is tanh|x|: this is another curve that "
-           "ends at a limit") for curve in (
-               "torch.sigmoid(length)", "torch.atan(length)", "(1 - (-length).exp())",
-               "length / (1 + length)", "length.clamp_max(1)")],
+            "torch.tanh(unit(x)) * norm", "unit(x) * torch.tanh(x)",
+            "torch.tanh(norm).expand_as(x)")],
+        *[(NORM, other, OTHER_LENGTH) for other in OTHER_LENGTHS],
+        *[(BOUNDED, f"unit(x) * {curve}", "the length is tanh|x|: this is another curve that ends "
+           "at a limit") for curve in ("torch.sigmoid(norm)", "norm / (1 + norm)",
+                                       "norm.clamp_max(1)")],
         ("sum(", "mean(", "the root of the mean was taken for the length: it is the root of the "
          "sum"),
-        ("/ length", "/ length.detach()", DETACHED),
-        ("torch.tanh(length)", "1", "the length is always 1: tanh|x| is missing"),
+        ("/ norm", "/ norm.detach()", DETACHED),
+        ("torch.tanh(norm)", "1", "the length is always 1: tanh|x| is missing"),
         (BOUNDED, "x / x.norm() * torch.tanh(x.norm())", "one length for all: each vector has its "
          "own")),
 }

@@ -15,71 +15,17 @@ import multiscreen as ms
 from course.exercises import drive, grade
 from course.exercises.grade import case, correlated, random
 from course.exercises.mistakes import edits
-from multiscreen import acceptance, mipe, mipe_angle, tanh_norm, unit, window
+from multiscreen import tanh_norm, unit  # noqa: F401
 
 SIZES = drive.SIZES
 TRAINED = Path(ms.__file__).with_name("models") / "retrieval.pt"
 
 
-# -------------------------------------------------- the right code, of which mistakes are edits
-
-def project(self, x, W):
-    return torch.einsum("bte,ehd->bhtd", x, W)
-
+# ------ plain forms of what multiscreen.py writes for speed, of which mistakes are edits, too
 
 def gate(self, x):
     g = self.project(x, self.W_G)
     return torch.tanh(F.silu(g))
-
-
-def screening(self, x, screen, cache=None):
-    start = 0
-    if cache is not None:
-        start = cache.end
-    w = window(self.s_w)
-    r = acceptance(self.s_r)
-    q = unit(self.project(x, self.W_Q))
-    k = unit(self.project(x, self.W_K))
-    v = unit(self.project(x, self.W_V))
-    angle = mipe_angle(torch.arange(start, start + x.shape[1]), w, self.w_th)
-    q = mipe(q, angle)
-    k = mipe(k, angle)
-    i0 = 0
-    if cache is not None:
-        k, v = cache.append(k, v, w)
-        i0 = k.shape[2] - q.shape[2]
-    h = screen(q, k, v, w, r, i0)
-    return tanh_norm(h)
-
-
-def forward(self, x, screen, cache=None):
-    u = self.screening(x, screen, cache)
-    g_hat = self.gate(x)
-    y = u * g_hat
-    W_O = self.s_O.exp()[:, None, None] * self.W_O
-    updates = torch.einsum("bhtv,hve->bhte", y, W_O)
-    return x + updates.sum(1)
-
-
-class KeyCache:
-    def __init__(self):
-        self.k = self.v = None
-        self.end = 0
-
-    def append(self, k, v, w):
-        new = k.shape[2]
-        self.end = self.end + new
-        if self.k is not None:
-            k = torch.cat((self.k, k), 2)
-            v = torch.cat((self.v, v), 2)
-        self.k = k
-        self.v = v
-        return k, v
-
-
-def embed(self, tokens):
-    e = self.W_E[tokens]
-    return self.s_E.exp() * unit(e)
 
 
 def logits(self, x):
@@ -102,18 +48,6 @@ def generate(self, tokens, n):
         x = z.argmax(-1, keepdim=True)
         seen = torch.cat((seen, x), 1)
     return seen[:, tokens.shape[1] :]
-
-
-def layer_norm(x):
-    return F.layer_norm(x, x.shape[-1:])
-
-
-def rms(x):
-    return F.rms_norm(x, x.shape[-1:])
-
-
-def softmax(x):
-    return x.softmax(-1)
 
 
 # ---------------------------------------------------------------------------- the mistakes
@@ -141,34 +75,51 @@ def with_scales(name):
             (scale, f"torch.sigmoid(self.{name})", f"{says}a sigmoid")]
 
 
-PRODUCT = 'torch.einsum("bte,ehd->bhtd", x, W)'
-Q, K, V = ("q = unit(self.project(x, self.W_Q))", "k = unit(self.project(x, self.W_K))",
-           "v = unit(self.project(x, self.W_V))")
-W, R = "w = window(self.s_w)", "r = acceptance(self.s_r)"
-APPEND = "k, v = cache.append(k, v, w)"
-I0 = "i0 = k.shape[2] - q.shape[2]"
-H = "h = screen(q, k, v, w, r, i0)"
+# What the edits below replace.
+PRODUCT = 'product("bte,ehd->bhtd", x, W, self.dtype)'
+W_R = "w, r = self.w, self.r"
+QK = "unit(torch.cat((q, k)))"
+V = "unit(self.project(x, self.W_V))"
+TURNED = f"self.encode({QK}, i, w).chunk(2)"
+APPEND = "k_tilde, v_bar = cache.append(k_tilde, v_bar, reach)"
+I0 = "i0 = k_tilde.shape[2] - x.shape[1]"
+H = "screen(q_tilde, k_tilde, v_bar, w, r, i0)"
+U = "self.bound(h.to(x.dtype))"
 G = "g = self.project(x, self.W_G)"
 GATE = "return torch.tanh(F.silu(g))"
-Y = "y = u * g_hat"
-SUM = "return x + updates.sum(1)"
-E_BAR = "return self.s_E.exp() * unit(e)"
+SCREENED = "self.screening(x, screen, cache)"
+Y = f"{SCREENED} * self.gate(x)"
+UPDATES = 'product("bhtv,hve->bte", y, W_O, self.dtype)'
+END, JOINED = "self.end += k.shape[2]", "torch.cat((self.k, k), 2), torch.cat((self.v, v), 2)"
+ROW = "F.embedding(tokens, self.W_E)"
+E_BAR = f"self.s_E.exp() * unit({ROW})"
 LOGITS = "return self.s_F.exp() * x @ W.T"
 ENTROPY = "F.cross_entropy(z.transpose(1, 2), t)"
 PAIRS = "z.transpose(1, 2), t"
+
 READS = "the layer reads x as it is"
 COLUMNS = "the columns of W_E have unit length here: a row is a token, so dim=-1"
 READ_AGAIN = ("all tokens go through the layers again at each step: pass on only the new one, as "
               "the caches hold the others")
-END = "append must move cache.end on, by the number of new tokens, k.shape[2]"
+MOVES = "append must move cache.end on, by the number of new tokens, k.shape[2]"
 IGNORED = ("the cache is ignored: give it the new keys and values, and screen all that it returns")
 PROBABILITIES = "the softmax belongs to the loss: return the logits"
-FIRST_KEYS = "return k[:, :, first:], v[:, :, first:]"
+
+
+def keeps(first, says):
+    """A mistake: a cache that returns keys from `first` on, which may use the number of new ones.
+
+    widest, narrowest: of the windows, and at most 10^9.
+    """
+    return ("return k, v", f"widest, narrowest = min(w.max(), 1e9), min(w.min(), 1e9)\n"
+            f"        first = max({first}, 0)\n        return k[:, :, first:], v[:, :, first:]",
+            END, f"new = k.shape[2]\n        {END}", says)
+
 
 # {exercise: [(wrong code, what to say to those who have its results)]}
 MISTAKES = {
     "project": edits(
-        project,
+        ms.GatedScreeningTiles.project,
         *with_functions(PRODUCT, "x", "x stays as it is"),
         *with_functions(PRODUCT, PRODUCT, "`project` is only the product"),
         (PRODUCT, "(x @ W.flatten(1)).view(len(x), W.shape[1], x.shape[1], W.shape[2])", "tiles "
@@ -202,123 +153,128 @@ MISTAKES = {
           for f in ("relu", "gelu", "mish")],
         ("self.W_G", "self.W_V", "W_V is for the values: take W_G")),
     "screening": edits(
-        screening,
-        *with_functions(H, "screen(q, k, v, w, r, i0)", "TanhNorm takes h as it is", "rms"),
-        *[("tanh_norm(h)", f"{wrong}", f"{what}: Eq. 14 is TanhNorm of h") for wrong, what in (
+        ms.GatedScreeningTiles.screening,
+        *with_functions(H, H, "TanhNorm takes h as it is", "rms"),
+        *[(U, wrong, f"{what}: Eq. 14 is TanhNorm of h") for wrong, what in (
             ("h", "the output is not bounded"),
             ("unit(h)", "the output always has length 1, but short vectors stay as they are"),
             ("torch.tanh(h)", "tanh of each number changes the direction"),
             ("layer_norm(h)", "this is LayerNorm"),
             ("rms(h)", "this is RMSNorm"))],
-        *[(Q, Q.replace("unit", f), K, K.replace("unit", f), V, V.replace("unit", f),
+        *[(QK, QK.replace("unit", f), V, V.replace("unit", f),
            f"{what}: Eq. 5 divides q, k and v by their length") for f, what in (
                ("", "nothing is of unit length"),
                ("layer_norm", "this is LayerNorm"),
                ("rms", "this is RMSNorm, as in QK-norm"),
                ("tanh_norm", "this is TanhNorm"))],
-        *[(line, line.replace("unit", ""), f"{what} are not of unit length: Eq. 5 is for q, k and "
-           "v") for line, what in ((Q, "the queries"), (K, "the keys"), (V, "the values"))],
-        (Q, Q.replace("unit", ""), K, K.replace("unit", ""), "queries and keys are not of unit "
-         "length: Eq. 5 is for q, k and v"),
-        (Q, f"x = layer_norm(x); {Q}", f"{READS}: there is no LayerNorm"),
-        (Q, Q.replace("W_Q", "W_K"), "the queries take W_K: they have W_Q"),
-        (K, K.replace("W_K", "W_Q"), "the keys take W_Q: they have W_K"),
-        (H, "h = screen(k, q, v, w, r, i0)", "queries and keys are swapped: screen(q, k, v, ..)"),
-        (H, "h = screen(q, k, v, r, w, i0)", "w and r are swapped: screen(q, k, v, w, r, i0)"),
-        (H, "h = screen(q, k, v, self.s_w, self.s_r, i0)", "screen takes w and r, not s_w and s_r"),
-        (W, "w = self.s_w", R, "r = self.s_r", "s_w and s_r are not yet w and r: apply `window` "
-         "and `acceptance`"),
-        (W, "w = self.s_w", "s_w is not yet w: apply `window`"),
-        (W, "w = self.s_w.exp()", "w lacks its + 1: apply `window`"),
-        (R, "r = self.s_r", "s_r is not yet r: apply `acceptance`"),
-        (R, "r = torch.sigmoid(-self.s_r)", "the sign of s_r: apply `acceptance`"),
-        (R, "r = self.s_r.exp() + 1", "r = exp(s) + 1 is from an older version of the paper: apply "
-         "`acceptance`"),
-        ("self.w_th", "256.0", "w_th is self.w_th, and not always 256"),
-        ("q = mipe(q, angle)", "q = mipe(q, angle) / q.shape[-1] ** 0.5", "divided by the root of "
-         "d_K, as in attention: q and k have unit length, so q . k is their cosine already"),
-        ("q = mipe(q, angle)", "", "k = mipe(k, angle)", "", "queries and keys have no positions: "
-         "MiPE is missing"),
-        ("k = mipe(k, angle)", "", "only the queries turn: MiPE is for q and k"),
-        ("q = mipe(q, angle)", "", "only the keys turn: MiPE is for q and k"),
-        (H, "h = screen(q, k, mipe(v, angle), w, r, i0) if cache is None else None",
-         "the values turn, too: MiPE is for q and k only"),
-        (APPEND, "cache.append(k, v, w)", I0, "", IGNORED),
-        ("if cache is not None:\n        k, v", "if False:\n        k, v", IGNORED),
-        ("k = mipe(k, angle)", "", H, "k = mipe(k, mipe_angle(torch.arange(k.shape[2]), w, "
-         "self.w_th)); " + H, "turn the keys before append: the cache may drop old ones, so a "
-         "key's place in it is not its position"),
-        ("start = cache.end", "start = 0", "MiPE counts from 0 in each call: positions continue at "
-         "cache.end"),
+        *[(right, wrong, f"{what} are not of unit length: Eq. 5 is for q, k and v")
+          for right, wrong, what in (
+              (QK, "torch.cat((q, unit(k)))", "the queries"),
+              (QK, "torch.cat((unit(q), k))", "the keys"),
+              (QK, "torch.cat((q, k))", "queries and keys"),
+              (V, "self.project(x, self.W_V)", "the values"))],
+        (W_R, f"x = layer_norm(x); {W_R}", f"{READS}: there is no LayerNorm"),
+        ("self.W_Q", "self.W_K", "the queries take W_K: they have W_Q"),
+        ("self.W_K", "self.W_Q", "the keys take W_Q: they have W_K"),
+        (H, "screen(k_tilde, q_tilde, v_bar, w, r, i0)", "queries and keys are swapped: screen(q, "
+         "k, v, ..)"),
+        (H, "screen(q_tilde, k_tilde, v_bar, r, w, i0)", "w and r are swapped: screen(q, k, v, w, "
+         "r, i0)"),
+        (H, "screen(q_tilde, k_tilde, v_bar, self.s_w, self.s_r, i0)", "screen takes w and r, not "
+         "s_w and s_r"),
+        *[(W_R, f"w, r = {wrong}", says) for wrong, says in (
+            ("self.s_w, self.s_r", "s_w and s_r are not yet w and r: apply `window` and "
+             "`acceptance`"),
+            ("self.s_w, self.r", "s_w is not yet w: apply `window`"),
+            ("self.s_w.exp(), self.r", "w lacks its + 1: apply `window`"),
+            ("self.w, self.s_r", "s_r is not yet r: apply `acceptance`"),
+            ("self.w, acceptance(-self.s_r)", "the sign of s_r: apply `acceptance`"),
+            ("self.w, self.s_r.exp() + 1", "r = exp(s) + 1 is from an older version of the paper: "
+             "apply `acceptance`"))],
+        (TURNED, f"mipe({QK}, mipe_angle(i, w, 256.0)).chunk(2)", "w_th is self.w_th, and not "
+         "always 256"),
+        (QK, "unit(torch.cat((q, k))) / q.shape[-1] ** 0.25", "divided by the root of d_K, as in "
+         "attention: q and k have unit length, so q . k is their cosine already"),
+        (TURNED, f"{QK}.chunk(2)", "queries and keys have no positions: MiPE is missing"),
+        (TURNED, "self.encode(unit(q), i, w), unit(k)", "only the queries turn: MiPE is for q and "
+         "k"),
+        (TURNED, "unit(q), self.encode(unit(k), i, w)", "only the keys turn: MiPE is for q and k"),
+        (V, f"self.encode({V}, i, w)", "the values turn, too: MiPE is for q and k only"),
+        (APPEND, "cache.append(k_tilde, v_bar, reach)", I0, "", IGNORED),
+        ("if cache is not None", "if False", IGNORED),
+        (TURNED, "self.encode(unit(q), i, w), unit(k)", H, H.replace(
+            "k_tilde,", "self.encode(k_tilde, torch.arange(k_tilde.shape[2]), w),"), "turn the "
+         "keys before append: the cache may drop old ones, so a key's place in it is not its "
+         "position"),
+        ("start = 0 if cache is None else cache.end", "start = 0", "MiPE counts from 0 in each "
+         "call: positions continue at cache.end"),
         (I0, "i0 = 0", "i0 is not passed to screen: the queries begin after the keys in the cache"),
-        (I0, "i0 = k.shape[2]", "i0 is the number of keys before the first query's own: the new "
-         "keys are not among them"),
+        (I0, "i0 = k_tilde.shape[2]", "i0 is the number of keys before the first query's own: the "
+         "new keys are not among them"),
         (I0, "i0 = start", "the cache may drop old keys: i0 counts from the first key that append "
          "returns")),
     "forward": edits(
-        forward,
+        ms.GatedScreeningTiles.forward,
         *with_scales("s_O"),
         ("self.s_O.exp()[:, None, None] * ", "", "the scale e^s_O is missing"),
-        *with_functions("g_hat = self.gate(x)", "self.gate(x)", "g_hat is the gate already"),
-        *with_functions(Y, "u", "u stays as it is"),
-        *with_functions(Y, "u * g_hat", "multiply u by g_hat, and nothing else"),
-        *with_functions(SUM, "updates.sum(1)", "the updates are added as they are"),
-        *with_functions(SUM, "x + updates.sum(1)", "the sum is the layer's output"),
-        *with_functions(SUM, "x ", "the residual is x as it is"),
-        *[("u = self.screening(x,", f"u = self.screening({f}(x),", "self.gate(x)",
-           f"self.gate({f}(x))", f"{READS}: there is no {name}") for f, name in (
+        *with_functions("self.gate(x)", "self.gate(x)", "g_hat is the gate already"),
+        *with_functions(SCREENED, SCREENED, "u stays as it is"),
+        *with_functions(Y, Y, "multiply u by g_hat, and nothing else"),
+        *with_functions(UPDATES, UPDATES, "the updates are added as they are"),
+        *with_functions(f"x + {UPDATES}", f"x + {UPDATES}", "the sum is the layer's output"),
+        *with_functions("return x", "x", "the residual is x as it is"),
+        *[(SCREENED, SCREENED.replace("x", f"{f}(x)", 1), "self.gate(x)", f"self.gate({f}(x))",
+           f"{READS}: there is no {name}") for f, name in (
                ("layer_norm", "LayerNorm"), ("rms", "RMSNorm"), ("unit", "unit length"))],
-        *[("u = self.", f"x = {f}(x); u = self.", f"{READS}, and the residual is x: there is no "
-           f"{name}") for f, name in (("layer_norm", "LayerNorm"), ("rms", "RMSNorm"))],
-        (SUM, "return updates.sum(1)", "the residual is missing: Eq. 2 adds the updates to x"),
-        (SUM, "return x - updates.sum(1)", "the sign: Eq. 2 adds the updates to x"),
-        ("updates.sum(1)", "updates.mean(1)", "the tiles are averaged: Eq. 2 adds them"),
-        ("updates.sum(1)", "updates.sum(1) / updates.shape[1] ** 0.5", "divided by the root of "
-         "N_H: Eq. 2 adds the tiles as they are"),
-        (SUM, "return x + y.reshape(*x.shape[:2], -1) @ W_O.flatten(0, 1)", "tiles and positions "
-         "are mixed up: y is (B, H, T, V), so transpose(1, 2) before the tiles are flattened"),
-        (Y, "y = u", "the gate is ignored: u times g_hat"),
-        (Y, "y = u + g_hat", "u is multiplied by the gate, not added to it"),
-        (Y, "y = u * (1 + g_hat)", "u is multiplied by g_hat itself, not by 1 + g_hat")),
+        *[("y = ", f"x = {f}(x); y = ", f"{READS}, and the residual is x: there is no {name}")
+          for f, name in (("layer_norm", "LayerNorm"), ("rms", "RMSNorm"))],
+        ("return x + ", "return ", "the residual is missing: Eq. 2 adds the updates to x"),
+        ("return x + ", "return x - ", "the sign: Eq. 2 adds the updates to x"),
+        (UPDATES, f"{UPDATES} / len(W_O)", "the tiles are averaged: Eq. 2 adds them"),
+        (UPDATES, f"{UPDATES} / len(W_O) ** 0.5", "divided by the root of N_H: Eq. 2 adds the "
+         "tiles as they are"),
+        (UPDATES, "y.reshape(*x.shape[:2], -1) @ W_O.flatten(0, 1)", "tiles and positions are "
+         "mixed up: y is (B, H, T, V), so transpose(1, 2) before the tiles are flattened"),
+        (Y, SCREENED, "the gate is ignored: u times g_hat"),
+        (Y, f"{SCREENED} + self.gate(x)", "u is multiplied by the gate, not added to it"),
+        (Y, f"{SCREENED} * (1 + self.gate(x))", "u is multiplied by g_hat itself, not by 1 + "
+         "g_hat")),
     "cache": edits(
-        KeyCache,
-        ("return k, v", "return k[:, :, -new:], v[:, :, -new:]", "append returned only the new "
-         "keys: return all that are kept"),
-        ("return k, v", "first = max(self.end - new - int(min(w.max(), 1e9)) + 1, 0); "
-         + FIRST_KEYS, "w is rounded down: a query sees ceil(w) keys, its own included"),
-        ("return k, v", "first = max(self.end - math.ceil(min(w.max(), 1e9)), 0); " + FIRST_KEYS,
-         "these are the keys that the last of the new tokens sees: the first of them sees further "
-         "back"),
-        ("return k, v", "first = max(self.end - new - math.ceil(min(w.min(), 1e9)) + 1, 0); "
-         + FIRST_KEYS, "the smallest window decides: a tile with a wider one needs older keys"),
+        ms.KeyCache,
+        keeps("k.shape[2] - new", "append returned only the new keys: return all that are kept"),
+        keeps("self.end - new - int(widest) + 1", "w is rounded down: a query sees ceil(w) keys, "
+              "its own included"),
+        keeps("self.end - math.ceil(widest)", "these are the keys that the last of the new tokens "
+              "sees: the first of them sees further back"),
+        keeps("self.end - new - math.ceil(narrowest) + 1", "the smallest window decides: a tile "
+              "with a wider one needs older keys"),
         ("return k, v", "", "append must return all keys and all values"),
         ("return k, v", "return k", "append must return all keys and all values"),
         ("return k, v", "return v, k", "append returns the keys, and then the values"),
-        ("self.end + new", "0", END),
-        ("self.end + new", "self.end + 1", END),
-        ("self.end + new", "new", "cache.end is the number of the last new tokens: add it to what "
-         "it was"),
-        ("self.end = self.end + new", "", "self.v = v", "self.v = v; self.end += k.shape[2]",
-         "cache.end counts old keys again: add the number of new ones"),
-        ("(self.k, k), 2", "(k, self.k), 2", "(self.v, v), 2", "(v, self.v), 2", "the oldest key "
-         "comes first"),
-        ("(self.k, k), 2", "(self.k, k), 1", "(self.v, v), 2", "(self.v, v), 1", "keys (B, H, T, "
-         "K) are joined along the axis of their positions, torch.cat(.., 2)")),
+        (END, "self.end = 0", MOVES),
+        (END, "self.end += 1", MOVES),
+        (END, "self.end = k.shape[2]", "cache.end is the number of the last new tokens: add it to "
+         "what it was"),
+        (END, "", "return k, v", f"{END}; return k, v", "cache.end counts old keys again: add the "
+         "number of new ones"),
+        (JOINED, "torch.cat((k, self.k), 2), torch.cat((v, self.v), 2)", "the oldest key comes "
+         "first"),
+        (JOINED, JOINED.replace("2", "1"), "keys (B, H, T, K) are joined along the axis of their "
+         "positions, torch.cat(.., 2)")),
     "embed": edits(
-        embed,
+        ms.Multiscreen.embed,
         *with_scales("s_E"),
         *[(E_BAR, E_BAR.replace("unit", f), f"{what}: e_bar is the row divided by its length")
           for f, what in (("", "there is no unit length"), ("layer_norm", "this is LayerNorm"),
                           ("rms", "this is RMSNorm"), ("tanh_norm", "this is TanhNorm"))],
-        (E_BAR, "return e", "this is the row of W_E as it is: it needs unit length and the scale "
-         "e^s_E"),
-        (E_BAR, "return unit(e)", "the scale e^s_E is missing: it comes after unit length, which "
+        (E_BAR, ROW, "this is the row of W_E as it is: it needs unit length and the scale e^s_E"),
+        (E_BAR, f"unit({ROW})", "the scale e^s_E is missing: it comes after unit length, which "
          "would take it away"),
-        (E_BAR, "return e.shape[-1] ** 0.5 * e", "this is the Transformer's embedding: here the "
+        (E_BAR, f"self.config.d_E ** 0.5 * {ROW}", "this is the Transformer's embedding: here the "
          "scale is e^s_E, and the row has unit length"),
-        (E_BAR, E_BAR + " * e.shape[-1] ** 0.5", "the root of d_E is not part of the scale: e^s_E "
-         "alone"),
-        ("unit(e)", "F.normalize(self.W_E, dim=0)[tokens]", COLUMNS),
+        (E_BAR, f"self.config.d_E ** 0.5 * {E_BAR}", "the root of d_E is not part of the scale: "
+         "e^s_E alone"),
+        (E_BAR, "self.s_E.exp() * F.normalize(self.W_E, dim=0)[tokens]", COLUMNS),
         ("self.s_E", "self.s_F", "s_F is for the logits: take s_E")),
     "logits": edits(
         logits,
@@ -402,13 +358,13 @@ HINTS = {
 
 # ------------------------------------------------------------------------------------ the tests
 
-RIGHT = {"cache": ms.KeyCache, "initialize": ms.Multiscreen} | {
-    f.__name__: f for f in (project, gate, screening, forward, embed, logits, loss, generate)}
-
-
 def check(name, *cases):
-    given = grade.before("KeyCache" if name in ("cache", "initialize") else name)
-    grade.Exercise("part2_model", name, RIGHT[name], MISTAKES.get(name, ()), HINTS.get(name, ""),
+    """Compare with multiscreen.py's class or method of this name."""
+    right = getattr(ms, drive.CLASSES[name])
+    given = grade.before("KeyCache")
+    if name in drive.METHODS:
+        right, given = getattr(right, name), grade.before(name)
+    grade.Exercise("part2_model", name, right, MISTAKES.get(name, ()), HINTS.get(name, ""),
                    given, gradients=name != "cache").grade(*cases)
 
 
