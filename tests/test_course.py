@@ -12,7 +12,7 @@ import multiscreen
 from course.exercises import grade, test_part1, test_part2, test_part3
 from course.exercises.solutions import part3_derivative, part4_kernel
 from screening_triton import available
-from tests.helpers import edit, needs_interpreter
+from tests.helpers import edit
 
 PARTS = [test_part1, test_part2, test_part3]
 if available("cpu"):                                   # Triton's interpreter
@@ -73,24 +73,6 @@ def test_each_typical_mistake_has_its_own_sentence(monkeypatch, part, name):
     assert others == []
 
 
-@needs_interpreter
-@pytest.mark.parametrize("kernel, old, new, cause", [
-    ("similarity", ', input_precision="ieee"', "", "tl.dot needs input_precision"),
-    ("similarity", "tl.program_id(1) * BJ", "tl.program_id(1) * BI", "OUT[0, 16] was never stored"),
-    ("similarity", "tl.store(X + t * S + j", "tl.store(X + t * S + j - S", "before the beginning"),
-    ("bounds", "tl.maximum(i - reach, 0)", "i - reach", "lo is negative, where there are no keys"),
-    ("bounds", "tl.minimum(tl.ceil(tl.load(W)), 1073741824.0)", "tl.ceil(tl.load(W))",
-     "inf became an integer"),
-    ("forward", ", other=0.0", "", "a load with a mask needs other=0.0"),
-    ("forward", ", mask=(rows < end)[:, None], other=0.0", "", "OUT contains NaN"),
-    ("forward", ", mask=(rows < end)[:, None])\n\n\n@triton.jit\ndef store_block",
-     ")\n\n\n@triton.jit\ndef store_block", "a store goes past the end of OUT"),
-    ("dq", "dq / tl.load(R)", "dq", "1/r is missing")])
-def test_a_mistake_in_a_kernel_is_named(solved, kernel, old, new, cause):
-    edit(solved / "part4_kernel.py", old, new)
-    assert cause in message_of(test_part4, f"test_{kernel}_kernel")
-
-
 def test_a_mistake_in_one_exercise_costs_nothing_in_another(solved):
     edit(solved / "part1_screening.py", "(1 - (1 - s) / r)", "(1 - (1 - s) * r)")
     edit(solved / "part2_model.py", "torch.tanh(F.silu(", "torch.sigmoid(F.silu(")
@@ -114,45 +96,50 @@ def test_code_that_hangs_or_ends_the_server_costs_its_own_exercise(solved, monke
     assert message_of(test_part1, "test_softmask") == ""
 
 
-@pytest.mark.parametrize("body, message", [
-    ("return (1 - s /", "SyntaxError: '(' was never closed"),
-    ("return s[99, 99]", ": return s[99, 99]"),
-    ("import sys; sys.exit()", "SystemExit\npart1_screening.py, line "),
-    ("import os; os._exit(0)", "your code ended the program, with exit code 0"),
-    ("s -= 1", "a tensor was changed in place"),
-    ("s.data.sub_(1); return s + 0", "trim changes its input s in place"),
-    ("return s * torch.rand(())", "trim has another result when it is called again"),
-    ("(1 - (1 - s) / r).relu().square()", "and is nothing: is a return missing?"),
-    ("return [s, s]", "the value of trim should be a tensor, and is 2 things"),
-    ("return (1 - (1 - s) / float(r)).relu().square()", "is the input detached, or turned"),
-    ("return (1 - (1 - s) / r).relu().square().double()", "is torch.float64; it should be"),
-    ("return (1 - (1 - s) / r).relu().square() / 4", "All are 0.25 times what they should be"),
-    ("return 0 * s * r", "All are 0")])
-def test_what_is_no_known_mistake_is_described(solved, body, message):
-    edit(solved / "part1_screening.py", TRIM, body)
-    assert message in message_of(test_part1, "test_trim")
-
-
-@pytest.mark.parametrize("part, test, old, new, message", [
+# (part, exercise, a line of the solution, a line in its place, what the message says)
+SAID = [
+    *[(1, "trim", TRIM, line, says) for line, says in [
+        ("return (1 - s /", "SyntaxError: '(' was never closed"),
+        ("return s[99, 99]", ": return s[99, 99]"),
+        ("import sys; sys.exit()", "SystemExit\npart1_screening.py, line "),
+        ("import os; os._exit(0)", "your code ended the program, with exit code 0"),
+        ("s -= 1", "a tensor was changed in place"),
+        ("s.data.sub_(1); return s + 0", "trim changes its input s in place"),
+        ("return s * torch.rand(())", "trim has another result when it is called again"),
+        (TRIM.removeprefix("return "), "and is nothing: is a return missing?"),
+        ("return [s, s]", "the value of trim should be a tensor, and is 2 things"),
+        (TRIM.replace("r)", "float(r))", 1), "is the input detached, or turned"),
+        (f"{TRIM}.double()", "is torch.float64; it should be"),
+        (f"{TRIM} / 4", "All are 0.25 times what they should be"),
+        ("return 0 * s * r", "All are 0")]],
     # A floor under the mask is not taken for another mistake.
-    (test_part1, "softmask", "* (d / w)) + 1), 0.0)", "* (d / w)) + 1), 1e-15)",
+    (1, "softmask", "* (d / w)) + 1), 0.0)", "* (d / w)) + 1), 1e-15)",
      "for w = 4 and d = -300 .. 99\nthe value of softmask is 1e-15 at [0, 0]; it should be 0, "),
-    (test_part1, "softmask", "inside = (-w < d) & (d <= 0)",
-     "inside, e = (-w < d) & (d <= 0), d + 0\n    d.sub_(1)\n    d = e",
-     "softmask changes its input"),
     # What one number lacks is not said of all.
-    (test_part1, "acceptance", ".clamp_min(1e-3)", ".clamp(1e-3, 1 - 1e-3)",
+    (1, "acceptance", ".clamp_min(1e-3)", ".clamp(1e-3, 1 - 1e-3)",
      "should be 1. Only index 2 of axis 0 is wrong, of 3"),
-    (test_part2, "generate", "z.argmax(-1, keepdim=True)", "z.softmax(-1).multinomial(1)",
-     "generate has another result when it is called again")])
-def test_a_message_says_what_is_wrong_and_names_no_other_mistake(solved, part, test, old, new,
-                                                                 message):
-    file, = solved.glob(f"{part.__name__.rpartition('test_')[2]}_*.py")
+    (4, "similarity_kernel", ', input_precision="ieee"', "", "tl.dot needs input_precision"),
+    (4, "similarity_kernel", "tl.program_id(1) * BJ", "tl.program_id(1) * BI",
+     "OUT[0, 16] was never stored"),
+    (4, "similarity_kernel", "tl.store(X + t * S + j", "tl.store(X + t * S + j - S",
+     "before the beginning"),
+    (4, "bounds_kernel", "tl.maximum(i - reach, 0)", "i - reach", "lo is negative"),
+    (4, "bounds_kernel", "tl.minimum(tl.ceil(tl.load(W)), 1073741824.0)", "tl.ceil(tl.load(W))",
+     "inf became an integer"),
+    (4, "forward_kernel", ", other=0.0", "", "a load with a mask needs other=0.0"),
+    (4, "forward_kernel", ", mask=(rows < end)[:, None], other=0.0", "", "OUT contains NaN"),
+    (4, "forward_kernel", "x, mask=(rows < end)[:, None])", "x)", "a store goes past the end")]
+
+
+@pytest.mark.parametrize("number, test, old, new, says", SAID)
+def test_what_is_no_known_mistake_is_described(solved, number, test, old, new, says):
+    if number > len(PARTS):
+        pytest.skip("needs Triton's interpreter")
+    part, (file,) = PARTS[number - 1], solved.glob(f"part{number}_*.py")
     edit(file, old, new)
     said = message_of(part, f"test_{test}")
-    assert message in said
-    assert not [cause for mistakes in part.MISTAKES.values() for _, cause in mistakes
-                if cause in said]
+    assert says in said
+    assert not [cause for _, cause in part.MISTAKES[test] if cause in said]
 
 
 # ------------------------------------------------------------------------------- the grader
@@ -160,16 +147,15 @@ def test_a_message_says_what_is_wrong_and_names_no_other_mistake(solved, part, t
 # Ways to a solution, or around it. Each stands for `trim`, and uses only what a file may import.
 CHEATS = {
     "a search of sys.path": """
-        import importlib.machinery
         import sys
+        from importlib.machinery import PathFinder
         for path in sys.path:
-            spec = importlib.machinery.PathFinder.find_spec("multiscreen", [path])
-            module = spec and spec.loader.load_module("multiscreen")
-            f = getattr(module, "trim", f)""",
+            spec = PathFinder.find_spec("multiscreen", [path])
+            f = getattr(spec and spec.loader.load_module("multiscreen"), "trim", f)""",
     "everything alive": """
         import gc
-        f = [x for x in gc.get_objects() if callable(x) and x is not trim
-             and getattr(x, "__name__", "") == "trim" and hasattr(x, "__code__")][0]""",
+        f, = [x for x in gc.get_objects() if x is not trim and hasattr(x, "__code__")
+              and getattr(x, "__name__", "") == "trim"]""",
     "a tensor that says yes": """
         class Yes(torch.Tensor):
             @classmethod
@@ -231,7 +217,7 @@ def test_part_2_may_import_the_functions_of_part_1(solved):
 def test_a_file_that_is_missing_is_told_from_one_under_another_name(solved):
     (solved / "part1_screening.py").rename(solved / "part1_screening (1).py")
     said = message_of(test_part1, "test_trim")
-    assert f"{solved}: part1_screening.py is missing. The folder has part1_screening (1)" in said
+    assert "part1_screening.py is missing. The folder has part1_screening (1)" in said
 
 
 def test_the_stubs_say_what_is_to_do(monkeypatch):
@@ -247,11 +233,7 @@ def test_what_your_code_prints_is_shown(solved, capsys):
 
 
 def test_only_plain_tensors_agree():
-    class Yes(torch.Tensor):
-        __eq__ = __ne__ = lambda *_: True
-
     right, case = torch.ones(3), grade.Case(())
     assert grade.agree(right.clone(), right, case)
-    assert not grade.agree(right.as_subclass(Yes), right, case)
-    assert not grade.agree(right.to_sparse(), right, case)
-    assert not grade.agree(1.0, right, case)
+    for other in (torch.nn.Parameter(right), right.to_sparse(), 1.0):
+        assert not grade.agree(other, right, case)
