@@ -4,9 +4,8 @@
     python -m course.exercises.teach.autograder --root /autograder
 
 In `submissions` each folder and each zip file is the submission of a student. The table that is
-printed has a row for each of them, with the points of each part, their total, and remarks: what
-hangs or ends the program, and why a part has no points, if all its tests say the same. Its file may
-be missing, or have nothing but stubs.
+printed has a row for each of them, with the points of each part, their total, and remarks: which
+exercises hang or end the program, and what the first test of a part without points says.
 
 The other folder has the layout that Gradescope documents: source/ is this repository, submission/
 has the student's files, and the grades are written to results/results.json. Only the four files
@@ -23,6 +22,7 @@ if not __package__:
 
 import argparse
 import contextlib
+import csv
 import importlib
 import json
 import shutil
@@ -40,18 +40,25 @@ MINUTES = Path(__file__).with_name("minutes.tsv")
 
 
 def read_minutes():
-    """The table minutes.tsv, as {test: (exercise, minutes)}."""
-    rows = (line.split("\t") for line in MINUTES.read_text().splitlines()[1:])
-    return {test: (exercise, int(minutes)) for exercise, test, minutes, _ in rows}
+    """The rows of minutes.tsv, as dicts."""
+    with open(MINUTES) as file:
+        return list(csv.DictReader(file, delimiter="\t"))
 
 
-def grade_files(submission, minutes):
-    """Run every test of the table on a submission: {test: (whether it passed, its message)}."""
+def grade_files(submission):
+    """Run every test of minutes.tsv on a submission. Returns what Gradescope wants of each."""
+    tests = []
     with tempfile.TemporaryDirectory() as folder:
         refused = take_files(submission, Path(folder))
         grade.FOLDER = Path(folder)
-        return {test: (False, refused[exercise[0]]) if exercise[0] in refused else
-                run_test(exercise[0], test) for test, (exercise, _) in minutes.items()}
+        for row in read_minutes():
+            part, points = row["exercise"][0], int(row["minutes"])
+            passed, output = False, refused.get(part)
+            if part not in refused:
+                passed, output = run_test(part, row["test"])
+            tests.append({"name": f"{row['exercise']} {row['test']}", "max_score": points,
+                          "score": points if passed else 0, "output": output})
+    return tests
 
 
 def take_files(submission, folder):
@@ -81,64 +88,38 @@ def run_test(part, test):
     return True, "right"
 
 
-def as_results(found, minutes, seconds):
-    """The content of results.json."""
-    tests = []
-    for test, (exercise, points) in minutes.items():
-        passed, message = found[test]
-        tests.append({"name": f"{exercise} {test}", "score": points if passed else 0,
-                      "max_score": points, "status": "passed" if passed else "failed",
-                      "output": message, "visibility": "visible"})
-    return {"tests": tests, "execution_time": round(seconds), "stdout_visibility": "hidden"}
-
-
 def write(root, results):
     """Write results.json, in place of what is there."""
     (root / "results").mkdir(parents=True, exist_ok=True)
     (root / "results/results.json").write_text(json.dumps(results, indent=1))
 
 
-def remarks_on(found, minutes):
-    """What a teacher should know: what hangs or ends the program, and why a part has no points."""
-    lines = []
+def row_of(tests):
+    """The points of each part, their total, and remarks."""
+    points, remarks = [], []
     for part in "1234":
-        results = {test: found[test] for test, (exercise, _) in minutes.items()
-                   if exercise[0] == part}
-        # Each stub names its exercise.
-        said = {grade.TO_DO if message.startswith(grade.TO_DO) else message
-                for _, message in results.values()}
-        if len(said) == 1 and len(results) > 1 and said != {"right"}:
-            lines.append(f"part {part}: {said.pop()}")
-            continue
-        for test, (_, message) in results.items():
-            if message.startswith((grade.HUNG, grade.ENDED)):
-                lines.append(f"{test}: {message}")
-    return "; ".join(" ".join(line.split()) for line in lines)
+        of_part = [test for test in tests if test["name"].startswith(part)]
+        points.append(sum(test["score"] for test in of_part))
+        if points[-1] == 0 and of_part:
+            remarks.append(f"part {part}: {of_part[0]['output']}")
+    for test in tests:
+        if test["output"].startswith((grade.HUNG, grade.ENDED)):
+            remarks.append(f"{test['name']}: {test['output']}")
+    return *points, sum(points), " ".join("; ".join(remarks).split())
 
 
-def grade_one(path, minutes):
-    """The row of a submission, a folder or a zip file: the points of each part, and remarks."""
-    with tempfile.TemporaryDirectory() as folder:
-        if path.is_file():
-            shutil.unpack_archive(path, folder, "zip")
-            path = Path(folder)
-        found = grade_files(path, minutes)
-    points = [0] * len(PARTS)
-    for test, (exercise, worth) in minutes.items():
-        if found[test][0]:
-            points[int(exercise[0]) - 1] += worth
-    return points, remarks_on(found, minutes)
-
-
-def grade_all(folder, minutes):
+def grade_all(folder):
     """Print a row for each submission in a folder, whatever happens in it."""
     print("submission", *PARTS, "total", "remarks", sep="\t", flush=True)
     for path in sorted(folder.iterdir()):
         try:
-            points, remarks = grade_one(path, minutes)
+            with tempfile.TemporaryDirectory() as unpacked:
+                if path.is_file():
+                    shutil.unpack_archive(path, unpacked, "zip")
+                row = row_of(grade_files(Path(unpacked) if path.is_file() else path))
         except Exception as e:                         # such as a file that is no zip file
-            points, remarks = [0] * len(PARTS), f"not graded: {e}"
-        print(path.name, *points, sum(points), remarks, sep="\t", flush=True)
+            row = 0, 0, 0, 0, 0, f"not graded: {e}"
+        print(path.name, *row, sep="\t", flush=True)
 
 
 def main(argv=None):
@@ -149,20 +130,20 @@ def main(argv=None):
     p.add_argument("--root", type=Path, default=Path("/autograder"),
                    help="the folder with source/ and submission/ [/autograder]")
     args = p.parse_args(argv)
-    start, minutes, root = time.monotonic(), read_minutes(), args.root
+    root, start = args.root, time.monotonic()
     if args.submissions:
         if any((args.submissions / name).exists() for name in PARTS):
             sys.exit(f"error: {args.submissions} is one submission: name the folder that it is in")
-        grade_all(args.submissions, minutes)
+        grade_all(args.submissions)
         return
     write(root, {"score": 0, "output": "Grading did not finish. If this stays, ask your teacher."})
     if not (root / "submission").is_dir():
         sys.exit(f"error: {root / 'submission'} is missing: --root must have submission/")
-    results = as_results(grade_files(root / "submission", minutes), minutes,
-                         time.monotonic() - start)
-    write(root, results)
-    score, full = (sum(test[key] for test in results["tests"]) for key in ("score", "max_score"))
-    print(f"{score} of {full} points, in {results['execution_time']} s")
+    tests = grade_files(root / "submission")
+    seconds = round(time.monotonic() - start)
+    write(root, {"tests": tests, "execution_time": seconds, "stdout_visibility": "hidden"})
+    score, full = (sum(test[key] for test in tests) for key in ("score", "max_score"))
+    print(f"{score} of {full} points, in {seconds} s")
 
 
 if __name__ == "__main__":
