@@ -101,7 +101,6 @@ MISTAKES = {
          "(cos + 1)/2"),
         ("math.pi * w_near", "w_near", "gamma lacks pi: cos(pi w/w_th)"),
         (GAMMA, "1 - w_near / w_th", "gamma falls as a cosine, not as a line"),
-        ("2 * math.pi)", "math.pi)", "a whole turn is 2 pi, not pi"),
         ("math.pi * gamma / w_near", "10000.0 ** (-torch.arange(len(w)) / len(w)) + 0 * w_near",
          "these are RoPE's angles: MiPE's depend on w")),
     "mipe": edits(
@@ -195,13 +194,9 @@ MISTAKES = {
          "row's length acts on a column"),
         (BOUNDED, "F.rms_norm(x, x.shape[-1:])", "this is RMSNorm: TanhNorm scales the vector so "
          "that its length is tanh|x|"),
-        *[(BOUNDED, wrong, "tanh is taken of the length, one number for each vector") for wrong in (
-            "torch.tanh(unit(x)) * norm", "unit(x) * torch.tanh(x)",
-            "torch.tanh(norm).expand_as(x)")],
+        (BOUNDED, "unit(x) * torch.tanh(x)", "tanh is taken of the length, one number for each "
+         "vector"),
         *[(NORM, other, OTHER_LENGTH) for other in OTHER_LENGTHS],
-        *[(BOUNDED, f"unit(x) * {curve}", "the length is tanh|x|: this is another curve that ends "
-           "at a limit") for curve in ("torch.sigmoid(norm)", "norm / (1 + norm)",
-                                       "norm.clamp_max(1)")],
         ("sum(", "mean(", "the root of the mean was taken for the length: it is the root of the "
          "sum"),
         ("/ norm", "/ norm.detach()", DETACHED),

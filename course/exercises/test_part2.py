@@ -21,12 +21,7 @@ SIZES = drive.SIZES
 TRAINED = Path(ms.__file__).with_name("models") / "retrieval.pt"
 
 
-# ------ plain forms of what multiscreen.py writes for speed, of which mistakes are edits, too
-
-def gate(self, x):
-    g = self.project(x, self.W_G)
-    return torch.tanh(F.silu(g))
-
+# --- plain forms of what multiscreen.py writes for speed, of which mistakes are edits, too
 
 def logits(self, x):
     W = unit(self.W_E)
@@ -35,8 +30,7 @@ def logits(self, x):
 
 def loss(self, tokens, targets):
     z = self(tokens)
-    t = targets
-    return F.cross_entropy(z.transpose(1, 2), t)
+    return F.cross_entropy(z.transpose(1, 2), targets)
 
 
 def generate(self, tokens, n):
@@ -85,8 +79,8 @@ APPEND = "k_tilde, v_bar = cache.append(k_tilde, v_bar, reach)"
 I0 = "i0 = k_tilde.shape[2] - x.shape[1]"
 H = "screen(q_tilde, k_tilde, v_bar, w, r, i0)"
 U = "self.bound(h.to(x.dtype))"
-G = "g = self.project(x, self.W_G)"
-GATE = "return torch.tanh(F.silu(g))"
+G = "self.project(x, self.W_G)"
+GATE = f"torch.tanh(F.silu({G}))"
 SCREENED = "self.screening(x, screen, cache)"
 Y = f"{SCREENED} * self.gate(x)"
 UPDATES = 'product("bhtv,hve->bte", y, W_O, self.dtype)'
@@ -94,8 +88,8 @@ END, JOINED = "self.end += k.shape[2]", "torch.cat((self.k, k), 2), torch.cat((s
 ROW = "F.embedding(tokens, self.W_E)"
 E_BAR = f"self.s_E.exp() * unit({ROW})"
 LOGITS = "return self.s_F.exp() * x @ W.T"
-ENTROPY = "F.cross_entropy(z.transpose(1, 2), t)"
-PAIRS = "z.transpose(1, 2), t"
+PAIRS = "z.transpose(1, 2), targets"
+ENTROPY = f"F.cross_entropy({PAIRS})"
 
 READS = "the layer reads x as it is"
 COLUMNS = "the columns of W_E have unit length here: a row is a token, so dim=-1"
@@ -125,31 +119,27 @@ MISTAKES = {
         (PRODUCT, "(x @ W.flatten(1)).view(len(x), W.shape[1], x.shape[1], W.shape[2])", "tiles "
          "and positions are mixed up: the product is (B, T, H, D). Transpose it, as a view only "
          "renames the axes"),
-        (PRODUCT, "(x @ W.flatten(1)).unflatten(-1, W.shape[:0:-1]).permute(0, 3, 1, 2)", "tiles "
-         "and dimensions are mixed up: unflatten(-1, (H, D)), in the order of W's axes"),
         (PRODUCT, "x @ W", "W has three axes, (E, H, D): flatten the last two, or use "
          "torch.einsum"),
-        (PRODUCT, PRODUCT + " / x.shape[-1] ** 0.5", "divided by the root of d_E: `project` is "
-         "only the product"),
         (PRODUCT, PRODUCT + " / W.shape[-1] ** 0.5", "divided by the root of d_K, as in "
          "attention: `project` is only the product")),
     "gate": edits(
-        gate,
+        ms.GatedScreeningTiles.gate,
         *with_functions(G, "x", READS),
-        *with_functions(G, "self.project(x, self.W_G)", "g is the product as it is, and SiLU and "
-                        "tanh come after it", "tanh_norm"),
-        *[(GATE, f"return {wrong}", f"{what}: the gate is tanh(SiLU(g))") for wrong, what in (
-            ("F.silu(g)", "the gate is not bounded, tanh is missing"),
-            ("g", "g is not yet the gate"),
-            ("torch.tanh(g)", "SiLU is missing"),
-            ("F.silu(torch.tanh(g))", "tanh and SiLU are in the wrong order"),
-            ("torch.tanh(torch.sigmoid(g))", "SiLU(g) is g sigmoid(g), not sigmoid(g)"),
-            ("torch.sigmoid(g)", "this is a sigmoid"),
-            ("torch.sigmoid(F.silu(g))", "a sigmoid stands for tanh"),
-            ("tanh_norm(F.silu(g))", "TanhNorm stands for tanh of each number"))],
-        *[(GATE, f"return torch.tanh(F.{f}(g))", f"{f} stands for SiLU: the gate is tanh(SiLU(g))")
+        *with_functions(G, G, "g is the product as it is, and SiLU and tanh come after it",
+                        "tanh_norm"),
+        *[(GATE, wrong, f"{what}: the gate is tanh(SiLU(g))") for wrong, what in (
+            (f"F.silu({G})", "the gate is not bounded, tanh is missing"),
+            (G, "g is not yet the gate"),
+            (f"torch.tanh({G})", "SiLU is missing"),
+            (f"F.silu(torch.tanh({G}))", "tanh and SiLU are in the wrong order"),
+            (f"torch.tanh(torch.sigmoid({G}))", "SiLU(g) is g sigmoid(g), not sigmoid(g)"),
+            (f"torch.sigmoid({G})", "this is a sigmoid"),
+            (f"torch.sigmoid(F.silu({G}))", "a sigmoid stands for tanh"),
+            (f"tanh_norm(F.silu({G}))", "TanhNorm stands for tanh of each number"))],
+        *[(GATE, f"torch.tanh(F.{f}({G}))", f"{f} stands for SiLU: the gate is tanh(SiLU(g))")
           for f in ("relu", "gelu", "mish", "softplus", "elu", "leaky_relu")],
-        *[(GATE, f"return F.{f}(g)", f"this is {f} alone: the gate is tanh(SiLU(g))")
+        *[(GATE, f"F.{f}({G})", f"this is {f} alone: the gate is tanh(SiLU(g))")
           for f in ("relu", "gelu", "mish")],
         ("self.W_G", "self.W_V", "W_V is for the values: take W_G")),
     "screening": edits(
@@ -186,9 +176,7 @@ MISTAKES = {
             ("self.s_w, self.s_r", "s_w and s_r are not yet w and r: apply `window` and "
              "`acceptance`"),
             ("self.s_w, self.r", "s_w is not yet w: apply `window`"),
-            ("self.s_w.exp(), self.r", "w lacks its + 1: apply `window`"),
             ("self.w, self.s_r", "s_r is not yet r: apply `acceptance`"),
-            ("self.w, acceptance(-self.s_r)", "the sign of s_r: apply `acceptance`"),
             ("self.w, self.s_r.exp() + 1", "r = exp(s) + 1 is from an older version of the paper: "
              "apply `acceptance`"))],
         (TURNED, f"mipe({QK}, mipe_angle(i, w, 256.0)).chunk(2)", "w_th is self.w_th, and not "
@@ -196,9 +184,6 @@ MISTAKES = {
         (QK, "unit(torch.cat((q, k))) / q.shape[-1] ** 0.25", "divided by the root of d_K, as in "
          "attention: q and k have unit length, so q . k is their cosine already"),
         (TURNED, f"{QK}.chunk(2)", "queries and keys have no positions: MiPE is missing"),
-        (TURNED, "self.encode(unit(q), i, w), unit(k)", "only the queries turn: MiPE is for q and "
-         "k"),
-        (TURNED, "unit(q), self.encode(unit(k), i, w)", "only the keys turn: MiPE is for q and k"),
         (V, f"self.encode({V}, i, w)", "the values turn, too: MiPE is for q and k only"),
         (APPEND, "cache.append(k_tilde, v_bar, reach)", I0, "", IGNORED),
         ("if cache is not None", "if False", IGNORED),
@@ -231,12 +216,9 @@ MISTAKES = {
         ("return x + ", "return ", "the residual is missing: Eq. 2 adds the updates to x"),
         ("return x + ", "return x - ", "the sign: Eq. 2 adds the updates to x"),
         (UPDATES, f"{UPDATES} / len(W_O)", "the tiles are averaged: Eq. 2 adds them"),
-        (UPDATES, f"{UPDATES} / len(W_O) ** 0.5", "divided by the root of N_H: Eq. 2 adds the "
-         "tiles as they are"),
         (UPDATES, "y.reshape(*x.shape[:2], -1) @ W_O.flatten(0, 1)", "tiles and positions are "
          "mixed up: y is (B, H, T, V), so transpose(1, 2) before the tiles are flattened"),
         (Y, SCREENED, "the gate is ignored: u times g_hat"),
-        (Y, f"{SCREENED} + self.gate(x)", "u is multiplied by the gate, not added to it"),
         (Y, f"{SCREENED} * (1 + self.gate(x))", "u is multiplied by g_hat itself, not by 1 + "
          "g_hat")),
     "cache": edits(
@@ -299,27 +281,23 @@ MISTAKES = {
         ("@ W.T", "@ W", "transpose W_E: its rows are the tokens")),
     "loss": edits(
         loss,
-        (PAIRS, "z[:, :-1].transpose(1, 2), t[:, 1:]", "the targets are shifted twice: they are "
-         "the next tokens already"),
-        (PAIRS, "z[:, -1], t[:, -1]", "only the last position counts: all do, as each has its "
-         "target"),
-        (PAIRS, "z, t", "cross_entropy takes the classes as axis 1: flatten B and T, or "
+        (PAIRS, "z[:, :-1].transpose(1, 2), targets[:, 1:]", "the targets are shifted twice: they "
+         "are the next tokens already"),
+        (PAIRS, "z, targets", "cross_entropy takes the classes as axis 1: flatten B and T, or "
          "transpose(1, 2)"),
-        (PAIRS, "z.view(len(z), -1, z.shape[1]), t", "a view to (B, N, T) mixes up tokens and "
-         "classes: transpose(1, 2), or flatten B and T"),
-        ("t = targets", "t = tokens", "the inputs were taken for the targets"),
+        (PAIRS, "z.view(len(z), -1, z.shape[1]), targets", "a view to (B, N, T) mixes up tokens "
+         "and classes: transpose(1, 2), or flatten B and T"),
         ("z.transpose", "z.softmax(-1).transpose", "softmax was taken twice: cross_entropy begins "
          "with one"),
         ("F.cross_entropy", "F.nll_loss", "nll_loss takes logarithms of probabilities: "
          "cross_entropy takes the logits"),
         (ENTROPY, ENTROPY + " / math.log(2)", "this is in bits: take nats, the natural logarithm"),
         (ENTROPY, ENTROPY + ".exp()", "this is the perplexity: the loss is its logarithm"),
-        ("(1, 2), t)", "(1, 2), t, label_smoothing=0.1)", "the labels are smoothed: the target's "
-         "probability alone counts"),
-        ("(1, 2), t)", "(1, 2), t, ignore_index=0)", "token 0 counts, and targets of -100 do not: "
-         "ignore_index=-100"),
-        ("(1, 2), t)", "(1, 2), t, reduction='sum')", "this is the sum over all tokens: take the "
-         "mean")),
+        *[(PAIRS, f"{PAIRS}, {option}", says) for option, says in (
+            ("label_smoothing=0.1", "the labels are smoothed: the target's probability alone "
+             "counts"),
+            ("ignore_index=0", "token 0 counts, and targets of -100 do not: ignore_index=-100"),
+            ("reduction='sum'", "this is the sum over all tokens: take the mean"))]),
     "generate": edits(
         generate,
         ("seen[:, tokens.shape[1] :]", "seen", "generate returned the prompt, too: return the n "
@@ -337,10 +315,7 @@ MISTAKES = {
          "share one cache: each has keys of its own"),
         ("seen = torch.cat((seen, x), 1)", "seen = x = torch.cat((seen, x), 1)", READ_AGAIN),
         ("seen = torch.cat((seen, x), 1)", "seen = x = torch.cat((seen, x), 1)",
-         "self.hidden(x, caches)", "self.hidden(x)", READ_AGAIN),
-        ("[:, -1]", "[:, 0]", "the next token follows from the logits of the last position, "
-         "z[:, -1]"),
-        ("z.argmax", "z.argmin", "this is the token with the smallest logit: take the largest")),
+         "self.hidden(x, caches)", "self.hidden(x)", READ_AGAIN)),
 }
 
 

@@ -125,7 +125,6 @@ MISTAKES = {
     "dv_block": [
         *[(lambda z, m, dh, c=c, a=a, b=b: (c * z**a * m**b).T @ dh, f"alpha_d is z^2 m: yours is "
            f"{c} z^{a} m^{b}") for c, a, b in FACTORS if (c, a, b) != (1, 2, 1)],
-        (lambda z, m, dh: (z.square() + m).T @ dh, "alpha_d is the product of z^2 and m"),
         (lambda z, m, dh: F.normalize(z.square() * m, p=1, dim=1).T @ dh, "nothing competes: do "
          "not divide by the sum of a row"),
         (lambda z, m, dh: (z.square() * m) @ dh, "transpose alpha_d: a row of it is a query, and a "
@@ -137,10 +136,9 @@ MISTAKES = {
         (lambda z, m, v, dh: 2 * z * m * (dh @ v.T).sum(1, keepdim=True), "dh . v belongs to each "
          "pair: sum nothing over a row"),
         (lambda z, m, v, dh: 2 * z * m, "dh . v is missing: dL/d(alpha_d) = dh . v"),
-        *[(lambda z, m, v, dh, slope=slope: slope(z, m) * ((dh @ v.T) - (
-            z.square() * m * (dh @ v.T)).sum(1, keepdim=True)), "the sum over a row belongs to "
-           "softmax: here a weight depends on no other key, dL/d(alpha_d) = dh . v")
-          for slope in (lambda z, m: z.square() * m, lambda z, m: 2 * z * m)],
+        (lambda z, m, v, dh: z.square() * m * ((dh @ v.T) - (z.square() * m * (dh @ v.T)).sum(
+            1, keepdim=True)), "the sum over a row belongs to softmax: here a weight depends on no "
+         "other key, dL/d(alpha_d) = dh . v"),
         (lambda z, m, v, dh: 2 * z * m * (v @ dh.T), "dh_i . v_j is (I, J), queries first: "
          "dh @ v.T")],
     "dq_block": [

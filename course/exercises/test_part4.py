@@ -141,7 +141,6 @@ def of_alpha(kernel):
         *edits(kernel,
                *[("z * z * m", f"{c} * z**{a} * m**{b}", "alpha_d is z^2 m: yours is "
                   f"{c} z^{a} m^{b}") for c, a, b in FACTORS if (c, a, b) != (1, 2, 1)],
-               ("z * z * m", "z * z + m", "m multiplies: alpha_d = z^2 m"),
                *[("z * z * m", f"z * z * m / ((z * z * m).sum(1, keepdim=True){no_zero})",
                   "nothing may compete: do not divide by the sum of relevances")
                  for no_zero in (".clamp_min(1e-9)", " + 1e-6")],
