@@ -323,7 +323,7 @@ MISTAKES = {
 HINTS = {
     "project": "Number [b, h, t, d] is the product of x[b, t] and W[:, h, d]",
     "gate": "By hand: g = 0 gives 0, and g = 1 gives tanh(0.731) = 0.624",
-    "screening": "Print each step: q, k, v of unit length, MiPE, screen, TanhNorm",
+    "screening": "Print each step: q, k, v of unit length, MiPE, the `screen` you get, TanhNorm",
     "forward": "The result is x plus all updates, with u * g_hat before W_O e^s_O",
     "embed": "Each result has the length e^s_E: print its norm",
     "logits": "For x = row t of W_E at unit length, logit t is e^s_F",
@@ -364,10 +364,8 @@ def test_gate():
 
 def test_screening():
     check("screening",
-          case(draw_inputs(2, 9, 24), [], 1, tolerance=1e-4),
-          case(draw_inputs(2, 9, 24), [], 2, tolerance=1e-4, hint="the argument `screen` is "
-               "ignored: the caller chooses what screens"),
-          case(draw_inputs(2, 12, 24), [5, 1, 1, 4, 1], 1, tolerance=1e-4, hint="with a cache: the "
+          case(draw_inputs(2, 9, 24), [], tolerance=1e-4),
+          case(draw_inputs(2, 12, 24), [5, 1, 1, 4, 1], tolerance=1e-4, hint="with a cache: the "
                "queries start at cache.end as it is before append, and i0 is the number of keys "
                "that append returns before the first query's own"))
 
