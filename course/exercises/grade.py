@@ -35,7 +35,7 @@ if os.environ.get("EXERCISES"):
     FOLDER = Path(os.environ["EXERCISES"]).resolve()
 
 SECONDS = 60                                           # an exercise that takes longer hangs
-TO_DO, HUNG, ENDED = "still to do", "this did not finish", "your code ended the program"
+HUNG, ENDED = "this did not finish", "your code ended the program"
 
 # What multiscreen.py has of the exercises, each after those that it may use, with their helpers.
 IN_ORDER = [
