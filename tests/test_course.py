@@ -206,14 +206,6 @@ def test_a_right_answer_in_another_form_passes(solved, part, test, code):
     assert message_of(part, f"test_{test}") == ""
 
 
-def test_part_2_may_import_the_functions_of_part_1(solved):
-    file = solved / "part2_model.py"
-    file.write_text("from __future__ import annotations\nfrom multiscreen import trim, screen\n"
-                    + file.read_text().partition('"""\nimport math')[2].replace("import math", ""))
-    edit(file, "from dataclasses", "import math\nfrom dataclasses")
-    assert message_of(test_part2, "test_gate") == ""
-
-
 def test_a_file_that_is_missing_is_told_from_one_under_another_name(solved):
     (solved / "part1_screening.py").rename(solved / "part1_screening (1).py")
     said = message_of(test_part1, "test_trim")

@@ -166,6 +166,8 @@ MISTAKES = {
         (W_R, f"x = layer_norm(x); {W_R}", f"{READS}: there is no LayerNorm"),
         ("self.W_Q", "self.W_K", "the queries take W_K: they have W_Q"),
         ("self.W_K", "self.W_Q", "the keys take W_Q: they have W_K"),
+        ("x, screen, cache", "x, _, cache", "the argument `screen` is ignored: the caller chooses "
+         "what screens"),
         (H, "screen(k_tilde, q_tilde, v_bar, w, r, i0)", "queries and keys are swapped: screen(q, "
          "k, v, ..)"),
         (H, "screen(q_tilde, k_tilde, v_bar, r, w, i0)", "w and r are swapped: screen(q, k, v, w, "
@@ -323,7 +325,7 @@ MISTAKES = {
 HINTS = {
     "project": "Number [b, h, t, d] is the product of x[b, t] and W[:, h, d]",
     "gate": "By hand: g = 0 gives 0, and g = 1 gives tanh(0.731) = 0.624",
-    "screening": "Print each step: q, k, v of unit length, MiPE, the `screen` you get, TanhNorm",
+    "screening": "Print each step: q, k, v of unit length, MiPE, screen, TanhNorm",
     "forward": "The result is x plus all updates, with u * g_hat before W_O e^s_O",
     "embed": "Each result has the length e^s_E: print its norm",
     "logits": "For x = row t of W_E at unit length, logit t is e^s_F",
