@@ -7,6 +7,8 @@ import textwrap
 import torch
 import torch.nn.functional as F
 
+import multiscreen as ms
+
 INF = math.inf
 
 
@@ -75,9 +77,10 @@ FACTORS = [(c, a, b) for c in (1, 2) for a in (0, 1, 2) for b in (0, 1, 2)]
 
 # ------------------------------------------------------------------- the right code, edited
 
-# The names that edits may use besides those of the file that they edit.
-NORMS = {"layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
-         "rms": lambda x: F.rms_norm(x, x.shape[-1:]), "softmax": lambda x: x.softmax(-1)}
+# The functions that edits may use besides those of the file that they edit.
+ALSO = {"unit": ms.unit, "tanh_norm": ms.tanh_norm, "softmax": lambda x: x.softmax(-1),
+        "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+        "rms": lambda x: F.rms_norm(x, x.shape[-1:])}
 
 
 def edits(right, *mistakes):
@@ -95,7 +98,7 @@ def edited(right, *lines):
         assert text.count(old) == 1, (right.__name__, old)
         text = text.replace(old, new)
     made = {}
-    exec(text, vars(inspect.getmodule(right)) | NORMS, made)
+    exec(text, vars(inspect.getmodule(right)) | ALSO, made)
     return made[right.__name__]
 
 

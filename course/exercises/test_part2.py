@@ -15,7 +15,7 @@ import multiscreen as ms
 from course.exercises import drive, grade
 from course.exercises.grade import case, correlated, random
 from course.exercises.mistakes import edits
-from multiscreen import tanh_norm, unit  # noqa: F401
+from multiscreen import unit
 
 SIZES = drive.SIZES
 TRAINED = Path(ms.__file__).with_name("models") / "retrieval.pt"
