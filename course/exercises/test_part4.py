@@ -207,84 +207,78 @@ def check(name, *cases):
                    gradients=False).grade(*cases)
 
 
-def inputs(T, S, w, r=0.25):
-    """q (T, K), k (S, K), v (S, V), w, r in float32, one tile; K = 64, V = 128, or the other way.
+def inputs(T, S, w):
+    """q (T, K), k (S, K), v (S, V), w, r, dh (T, V) in float32; K = 64, V = 128, or the other way.
 
     Every fifth key points away from the queries.
     """
     K, V = (64, 128) if T < 50 else (128, 64)
     q, k, v = (x[0, 0] for x in correlated(0, 1, 1, T, S, K, V, dtype=torch.float32))
     k[1::5] *= -1
-    return q, k, v, torch.tensor([w]), torch.tensor([r])
+    return q, k, v, torch.tensor([w]), torch.tensor([0.25]), torch.randn(T, V, generator=random(1))
+
+
+def far(T, S, w):
+    """The same, with NaN in all keys outside the blocks to visit, 80 to 127."""
+    x = inputs(T, S, w)
+    for keys in x[1:3]:
+        keys[:80] = keys[128:] = torch.nan
+    return x
 
 
 # T, S, i0, w, BI, BJ: a last block of one query; first keys at an edge; blocks that see no key;
 # another size of blocks, and a window that begins a block before the first key; w = inf.
-CASES = [(33, 47, 0, 1.4, 32, 16), (50, 79, 20, 22.0, 32, 16), (37, 95, 23, 24.25, 32, 16),
+SIZES = [(33, 47, 0, 1.4, 32, 16), (50, 79, 20, 22.0, 32, 16), (37, 95, 23, 24.25, 32, 16),
          (90, 41, 5, 6.0, 32, 16), (45, 61, 11, 45.0, 16, 32), (45, 61, 11, INF, 32, 16)]
+FAR = (20, 160, 100, 20.0, 32, 16)
 
 
-def named(T, S, i0, w, BI, BJ):
-    return f"{T} queries, {S} keys, i0 = {i0}, w = {w:g}, BI = {BI}, BJ = {BJ}"
+def cases(make, hint, *sizes):
+    """A case of each size. make(T, S, w): the inputs that come before i0, BI and BJ."""
+    return [case(*make(T, S, w), i0, BI, BJ, hint=f"{T} queries, {S} keys, i0 = {i0}, w = {w:g}, "
+                 f"BI = {BI}, BJ = {BJ}: {hint}") for T, S, i0, w, BI, BJ in sizes]
 
 
 def test_similarity_kernel():
-    cases = []
+    some = []
     for T, S, BI, BJ in ((45, 21, 32, 16), (20, 50, 32, 16), (50, 33, 16, 32)):
         q, k, *_ = inputs(T, S, INF)
-        cases.append(case(q, k, BI, BJ, hint=f"{T} queries, {S} keys, BI = {BI}, BJ = {BJ}: row t "
-                          "of Q starts at Q + t * K, row j of K_ at K_ + j * K, and row t of OUT "
-                          "at OUT + t * S. Load rows < T and rows < S, and store rows < T and "
-                          "columns < S only"))
-    check("similarity_kernel", *cases)
+        some.append(case(q, k, BI, BJ, hint=f"{T} queries, {S} keys, BI = {BI}, BJ = {BJ}: row t "
+                         "of Q starts at Q + t * K, row j of K_ at K_ + j * K, and row t of OUT "
+                         "at OUT + t * S. Load rows < T and rows < S, and store rows < T and "
+                         "columns < S only"))
+    check("similarity_kernel", *some)
 
 
 def test_relevance_kernel():
-    cases = []
-    for T, S, i0, w, BI, BJ in [*CASES, (18, 40, 22, 1.0, 32, 16)]:
-        q, k, _, w_, r = inputs(T, S, w)
-        cases.append(case(q, k, w_, r, i0, BI, BJ, hint=f"{named(T, S, i0, w, BI, BJ)}. "
-                          "By hand: where q = k, alpha_d is m, 1 at d = 0 and 1/2 at d = -w/2"))
-    check("relevance_kernel", *cases)
+    def make(T, S, w):
+        q, k, _, w, r, _ = inputs(T, S, w)
+        return q, k, w, r
+
+    check("relevance_kernel", *cases(make, "by hand, where q = k, alpha_d is m, 1 at d = 0 and "
+                                     "1/2 at d = -w/2", *SIZES, (18, 40, 22, 1.0, 32, 16)))
 
 
 def test_bounds_kernel():
-    more = [(64, 64, 0, 1.0, 32, 16), (64, 64, 0, 17.25, 32, 16), (40, 20, 0, 9.0, 32, 16),
-            (40, 20, 1, INF, 32, 16), (32, 100, 68, 16.0, 32, 16), (32, 20, 2**21, INF, 32, 16)]
-    cases = []
-    for T, S, i0, w, BI, BJ in [*CASES, *more]:
-        clamp = "w = inf: clamp it to 2^30 before you make it an integer. " if w == INF else ""
-        cases.append(case(T, S, torch.tensor([w]), i0, BI, BJ, hint=(
-            f"{clamp}{named(T, S, i0, w, BI, BJ)}: row n says how often the loop of block n visits "
-            "each key")))
-    check("bounds_kernel", *cases)
+    check("bounds_kernel", *cases(
+        lambda T, S, w: (T, S, torch.tensor([w])), "row n says how often the loop of block n "
+        "visits each key. If w is inf, clamp it to 2^30 before you make it an integer", *SIZES,
+        (64, 64, 0, 1.0, 32, 16), (64, 64, 0, 17.25, 32, 16), (40, 20, 0, 9.0, 32, 16),
+        (40, 20, 1, INF, 32, 16), (32, 100, 68, 16.0, 32, 16), (32, 20, 2**21, INF, 32, 16)))
 
 
-FORMULAS = {"forward_kernel": "h_i is the sum over j of z^2 m v_j",
-            "dq_kernel": "dq_i is the sum over j of 2 z m (dh_i . v_j) k_j / r"}
-
-
-def near_cases(name):
-    """CASES, and one with NaN in all keys outside the blocks to visit, 80 to 127."""
-    cases = []
-    for T, S, i0, w, BI, BJ in [*CASES, (20, 160, 100, 20.0, 32, 16)]:
-        hint = (f"{FORMULAS[name]}. If this is what you add up: {named(T, S, i0, w, BI, BJ)}; a "
-                "program's queries have the rows t0 .., also in OUT, and keys and values the rows "
-                "j0 .. of each turn of the loop; i0 is for d alone")
-        x = inputs(T, S, w)
-        if S == 160:
-            hint = OUTSIDE
-            for keys in x[1:3]:
-                keys[:80] = keys[128:] = torch.nan
-        if name == "dq_kernel":
-            x = *x, torch.randn(T, x[2].shape[1], generator=random(1))
-        cases.append(case(*x, i0, BI, BJ, hint=hint))
-    return cases
+ROWS = ("If this is what you add up: a program's queries have the rows t0 .., also in OUT, and "
+        "keys and values the rows j0 .. of each turn of the loop; i0 is for d alone")
 
 
 def test_forward_kernel():
-    check("forward_kernel", *near_cases("forward_kernel"))
+    check("forward_kernel",
+          *cases(lambda *size: inputs(*size)[:5], f"h_i is the sum over j of z^2 m v_j. {ROWS}",
+                 *SIZES),
+          *cases(lambda *size: far(*size)[:5], OUTSIDE, FAR))
 
 
 def test_dq_kernel():
-    check("dq_kernel", *near_cases("dq_kernel"))
+    check("dq_kernel",
+          *cases(inputs, f"dq_i is the sum over j of 2 z m (dh_i . v_j) k_j / r. {ROWS}", *SIZES),
+          *cases(far, OUTSIDE, FAR))
