@@ -9,11 +9,10 @@ import sys
 
 import pytest
 
-import multiscreen
 from course.exercises import grade, handout, test_part1
-from course.exercises.solutions import part3_derivative, part4_kernel
 from course.exercises.teach import autograder
 from tests.helpers import ROOT, edit, run
+from tests.test_course import hand_in_solutions
 from train import load_checkpoint
 
 TEACH = ROOT / "course/exercises/teach"
@@ -45,9 +44,7 @@ def root(monkeypatch, tmp_path):
     for name in ("submission", "results"):
         (tmp_path / name).mkdir()
     (tmp_path / "results/results.json").write_text('{"score": 99}')
-    solutions = (multiscreen, multiscreen, part3_derivative, part4_kernel)
-    for name, module in zip(autograder.PARTS, solutions):
-        shutil.copyfile(module.__file__, tmp_path / "submission" / name)
+    hand_in_solutions(tmp_path / "submission")
     return tmp_path
 
 
