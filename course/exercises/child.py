@@ -95,6 +95,7 @@ def describe(e):
     if isinstance(e, NotImplementedError) and str(e).startswith("Exercise "):
         return {"a message": f"still to do: {e}"}
     text = "".join(traceback.format_exception_only(e)).strip()
+    text = text.replace(os.getcwd() + os.sep, "")      # a syntax error names your file's copy
     if "in-place operation" in text or "inplace operation" in text:
         text = ("a tensor was changed in place, and a gradient needs its old values: write "
                 "x = x + 1, not x += 1 or x.add_(1)")

@@ -95,7 +95,8 @@ def edited(right, *lines):
     """The right function or class with other lines: right, wrong, right, wrong, .."""
     text = source(right)
     for old, new in zip(lines[::2], lines[1::2], strict=True):
-        assert text.count(old) == 1, (right.__name__, old)
+        assert text.count(old) == 1, (f"{right.__name__} has {old!r} {text.count(old)} times, not "
+                                      "once: undo your edit of it, or edit the mistake, too")
         text = text.replace(old, new)
     made = {}
     exec(text, vars(inspect.getmodule(right)) | ALSO, made)
