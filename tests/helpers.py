@@ -3,7 +3,6 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
@@ -56,13 +55,6 @@ def args_of(flags):
     return train.get_args([*map(str, flags)])
 
 
-def assert_same_weights(a, b):
-    """Two checkpoints have the same weights, bit for bit."""
-    assert a["weights"].keys() == b["weights"].keys()
-    for name, p in a["weights"].items():
-        assert torch.equal(p, b["weights"][name]), name
-
-
 def read_table(path):
     """The rows of a TSV file, as dicts of strings."""
     head, *rows = [line.split("\t") for line in path.read_text().splitlines()]
@@ -80,18 +72,6 @@ def moved_model(name, dtype=None):
     for p in model.parameters():
         p.add_(0.3 * torch.randn(p.shape))
     return model
-
-
-@contextmanager
-def full_disk(size=9):
-    """Inside, the disk is full after `size` bytes of each file."""
-    resource = pytest.importorskip("resource")         # Windows has none
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def write(folder, files):
