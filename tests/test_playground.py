@@ -1,5 +1,4 @@
 """Tests of course/playground/: the numbers on its page, and the page in use in Chromium."""
-import base64
 import html
 import json
 import math
@@ -7,7 +6,6 @@ import re
 import shutil
 import subprocess
 
-import numpy as np
 import pytest
 import torch
 
@@ -61,19 +59,14 @@ def test_a_model_whose_logits_are_not_finite_gets_no_page(model, monkeypatch):
 def test_the_page_in_docs_is_the_one_that_is_built_now(tmp_path):
     """If not: python -m course.playground --out docs/playground.html"""
     playground.main(["--out", str(tmp_path / "docs/playground.html")])
-    parts = []
+    texts, logits = [], []
     for page in (KEPT, tmp_path / "docs/playground.html"):
         before, data = page.read_text("utf-8").split('<script type="application/json" id="data">')
         numbers, end = json.JSONDecoder().raw_decode(data)
-        alphas = np.frombuffer(base64.b64decode(numbers.pop("last_alpha_d")), "<f4")
-        link = re.search(r'href="[^"]*README.md', before)[0]
-        parts.append((before.replace(link, "") + data[end:], alphas, numbers))
-    (page, alphas, numbers), (page_now, alphas_now, numbers_now) = parts
-    assert page == page_now
-    # Processors round differently.
-    assert alphas == pytest.approx(alphas_now, abs=1e-4)
-    assert numbers.pop("last_logits") == pytest.approx(numbers_now.pop("last_logits"), abs=1e-3)
-    assert numbers == numbers_now
+        texts.append(re.sub('href="[^"]*README.md', "", before) + data[end:])
+        logits.append(numbers["last_logits"])
+    assert texts[0] == texts[1]
+    assert logits[0] == pytest.approx(logits[1], abs=1e-3)     # processors round differently
     assert KEPT.stat().st_size < 1.6e6
 
 
@@ -96,9 +89,6 @@ function write(name, text) {
 function click(selector) {
   document.querySelector(selector).click();
 }
-function press(element, key) {
-  element.dispatchEvent(new KeyboardEvent("keydown", {key}));
-}
 // The logits of the last token and its relevances in each tile.
 function numbers() {
   return [model.logits(count() - 1), model.tiles.map(({alpha}) => [...alpha.at(-1)])];
@@ -115,14 +105,14 @@ def use(tmp_path):
     if not CHROMIUM:
         pytest.skip("chromium is not installed: apt-get install chromium")
 
-    def use(script, page=KEPT, width=1240):
+    def use(script, page=KEPT):
         before, head, after = page.read_text("utf-8").partition("<head>")
         assert head
         text = before + head + WATCH + after + USE.replace("SCRIPT", script)
         (tmp_path / "used.html").write_text(text, "utf-8")
         done = subprocess.run(
             [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-             f"--window-size={width},900", f"--user-data-dir={tmp_path}/profile", "--dump-dom",
+             f"--user-data-dir={tmp_path}/profile", "--dump-dom",
              (tmp_path / "used.html").as_uri()], capture_output=True, text=True, timeout=120)
         assert "</html>" in done.stdout, done.stderr[-3000:]
         result = re.search("<html.*?>(.*)</html>", done.stdout, re.S)[1]
@@ -238,20 +228,6 @@ def test_sliders_and_copies_of_keys_change_the_pictures_but_not_the_model(use):
     assert screening.endswith("change of an untouched key: 0.")
     assert not softmax.endswith("change of an untouched key: 0.")
     assert answers[0] == answers[1]
-
-
-def test_a_phone_a_keyboard_and_a_screen_reader_can_use_the_page(use):
-    width, nameless, pressed, tile = use("""
-        document.body.style.width = "390px";
-        const width = document.body.scrollWidth;
-        const all = [...document.querySelectorAll("button, input, textarea, canvas")];
-        const nameless = all.filter((e) => e.id !== "ramp" && !e.closest("#maps, #legend")
-          && !(e.ariaLabel || e.labels?.length || e.textContent.trim())).map((e) => e.outerHTML);
-        click("#no-window");
-        press($("maps").children[3], "ArrowRight");
-        return [width, nameless, $("no-window").getAttribute("aria-pressed"), state.tile];""",
-                                         width=390)
-    assert (width, nameless, pressed, tile) == (390, [], "true", 4)
 
 
 def test_an_edit_of_multiscreen_py_is_reported_on_its_page(use, model, tmp_path, monkeypatch):
