@@ -5,7 +5,6 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -34,8 +33,7 @@ def command(*flags):
     """`python train.py FLAGS` in this process, whose reaction to signals stays as it was."""
     handlers = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
-        with mock.patch.object(sys, "argv", ["train.py", *map(str, flags)]):
-            train.main()
+        train.main([*map(str, flags)])
     finally:
         for number, handler in handlers:
             signal.signal(number, handler)
