@@ -1,6 +1,5 @@
 """Settings and fixtures of all tests in this folder."""
 import os
-import signal
 import tempfile
 
 import pytest
@@ -10,12 +9,6 @@ import train
 # The tests' own cache: torch's cannot tell two layouts of one operator apart.
 INDUCTOR = tempfile.TemporaryDirectory()
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = INDUCTOR.name
-
-
-@pytest.fixture(scope="session", autouse=True)
-def hear_ctrl_c():
-    """A shell's background job ignores Ctrl-C, and so would all processes that tests start."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
