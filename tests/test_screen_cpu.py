@@ -217,29 +217,24 @@ def test_a_kernel_of_ones_own_is_tried_before_it_is_used(tmp_path, monkeypatch):
             train.choose_screen(model, "screening_cpu")
 
 
+# What a wrong screen returns in place of h.
 WRONG = {
-    "the first sequence for all": lambda f, q, k, v, w, r, i0: f(
-        q[:1], k[:1], v[:1], w, r, i0).expand(len(q), -1, -1, -1),
-    "windows above 1,000 are infinite": lambda f, q, k, v, w, r, i0: f(
+    "the first sequence for all": lambda h, *inputs: h[:1].expand_as(h),
+    "windows above 1,000 are infinite": lambda h, q, k, v, w, r, i0: ms.screen(
         q, k, v, w.masked_fill(w > 1000, INF), r, i0),
-    "one tile is 0.3 % off": lambda f, q, k, v, w, r, i0: (
-        f(q, k, v, w, r, i0) * (1 + 0.003 * (w < 2))[:, None, None]),
-    "no gradient of r": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r.detach() + 0 * r, i0),
-    "NaN as the gradient of r": lambda f, q, k, v, w, r, i0: (
-        f(q, k, v, w, r, i0) + 0 * (r - r.detach()).sqrt().sum()),
-    "NaN becomes 0": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r, i0).nan_to_num(0),
-    "NaN reaches other queries": lambda f, q, k, v, w, r, i0: (
-        f(q, k, v, w, r, i0) + 0 * q.sum((2, 3), keepdim=True)),
-    "wrong for the model's sizes alone": lambda f, q, k, v, w, r, i0: (
-        f(q, k, v, w, r, i0) * (2.0 if (q.shape[3], v.shape[3]) == (8, 32) else 1.0)),
-    "keys that point away count": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r, i0) + f(
-        q, -k, v, w, r, i0)}
+    "one tile is 0.3 % off": lambda h, q, k, v, w, r, i0: h * (1 + 0.003 * (w < 2))[:, None, None],
+    "no gradient of r": lambda h, q, k, v, w, r, i0: ms.screen(q, k, v, w, r.detach() + 0 * r, i0),
+    "NaN as the gradient of r": lambda h, q, k, v, w, r, i0: h + 0 * (r - r.detach()).sqrt().sum(),
+    "NaN becomes 0": lambda h, *inputs: h.nan_to_num(0),
+    "NaN reaches other queries": lambda h, q, *inputs: h + 0 * q.sum((2, 3), keepdim=True),
+    "wrong for the model's sizes alone": lambda h, q, *inputs: h * (2.0 if q.shape[3] == 8 else 1),
+    "keys that point away count": lambda h, q, k, *inputs: h + ms.screen(q, -k, *inputs)}
 
 
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_screen_with_wrong_numbers_is_refused(mistake):
-    def screen(q, k, v, w, r, i0=0):
-        return WRONG[mistake](ms.screen, q, k, v, w, r, i0)
+    def screen(*inputs):
+        return WRONG[mistake](ms.screen(*inputs), *inputs)
 
     with pytest.raises(ValueError, match="off by|NaN"):
         train.try_screen(screen, small(d_K=8, d_V=32))
