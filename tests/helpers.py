@@ -1,4 +1,5 @@
 """Shared by the tests of what stands around the model: short runs, folders, other processes."""
+import csv
 import os
 import signal
 import subprocess
@@ -55,18 +56,15 @@ def args_of(flags):
 
 def read_table(path):
     """The rows of a TSV file, as dicts of strings."""
-    head, *rows = [line.split("\t") for line in path.read_text().splitlines()]
-    return [dict(zip(head, row, strict=True)) for row in rows]
+    with path.open() as file:
+        return list(csv.DictReader(file, delimiter="\t"))
 
 
 @torch.no_grad()
-def moved_model(name, dtype=None):
-    """A small model of that name, its parameters far from their initial values.
-
-    dtype: of the matrix products.
-    """
+def moved_model(name):
+    """A small model of that name, its parameters far from their initial values."""
     torch.manual_seed(0)
-    model = train.build_model(name, {"psi": 3, "vocab_size": 50}, dtype)
+    model = train.build_model(name, {"psi": 3, "vocab_size": 50})
     for p in model.parameters():
         p.add_(0.3 * torch.randn(p.shape))
     return model
