@@ -181,7 +181,6 @@ def test_an_edit_of_what_it_repeats_switches_it_off(monkeypatch, scope, name):
     def edited(*inputs):
         return right(*inputs)
 
-    assert train.choose_screen(small()) == CPP
     monkeypatch.setattr(scope, name, staticmethod(edited) if scope is Multiscreen else edited)
     model = small()
     assert "edited" in train.choose_screen(model)
@@ -326,7 +325,7 @@ def test_decoding_with_the_cache_that_forgets_equals_one_pass():
     """Layer 0 forgets; an infinite window in layer 1 sees all keys, far more than a chunk has."""
     model, pieces = small(w_th=16.0), [7, 7, 1500, 1, 1000, 40]
     model.layers[1].s_w[0] = INF
-    train.choose_screen(model)
+    assert train.choose_screen(model) == CPP
     tokens, caches = draw_tokens(2, sum(pieces)), model.new_caches()
     assert isinstance(caches[0], screening_cpu.WindowCache)
     found = torch.cat([model(part, caches) for part in tokens.split(pieces, 1)], 1)
