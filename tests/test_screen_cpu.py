@@ -123,6 +123,14 @@ def test_a_key_exactly_on_the_threshold_contributes_nothing(s):
 
 
 @torch.no_grad()
+def test_a_query_sees_10_000_keys():
+    """While a text is generated, the softmask's table is kept; it has to be long enough."""
+    q, k, v = (ms.unit(torch.randn(1, 2, n, D)) for n, D in ((1, 16), (10_000, 16), (10_000, 64)))
+    inputs = q, k, v, torch.tensor([INF, 9000.5]), torch.tensor([1.0, 0.9])
+    torch.testing.assert_close(screening_cpu.screen(*inputs, 9_999), ms.screen(*inputs, 9_999))
+
+
+@torch.no_grad()
 def test_an_edit_of_softmask_acts_on_a_model_that_decodes_already(inputs, monkeypatch):
     before, right = screening_cpu.screen(*inputs), ms.softmask
     monkeypatch.setattr(ms, "softmask", lambda d, w: 0.5 * right(d, w))
