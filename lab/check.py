@@ -330,6 +330,9 @@ def failure(e, said):
     return line
 
 
+PROMISES = (moves, is_its_weights, is_cross_entropy, is_causal, is_alone, decodes)
+
+
 def answer(promise, trial, said):
     """Whether a model keeps a promise: (yes,), (NO, why) or (-, why)"""
     try:
@@ -344,7 +347,7 @@ def answer(promise, trial, said):
 def answers(trial):
     """({promise: (yes,), (NO, why) or (-, why)}, {condition: the same, with what was seen})"""
     found, said = {}, []
-    for promise in (moves, is_its_weights, is_cross_entropy, is_causal, is_alone, decodes):
+    for promise in PROMISES:
         found[promise.__doc__] = answer(promise, trial, said)
         if found[promise.__doc__][0] == "NO":
             exact = copy.copy(trial)
