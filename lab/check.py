@@ -12,7 +12,7 @@ New layers accept few keys and add little, so faults hide in rounding. A new mod
 tried with the weights that the steps of the first promise made, magnified by train.py's `magnify`;
 a checkpoint is tried as it is. Products are in float32, and nothing is compiled. Layers can magnify
 rounding, too, so what is wrong is tried once more in float64, and a NO is wrong in both. What this
-cannot see: a leak of one position in a text of more than 256 tokens, unless it is where blocks of
+cannot see: a leak of one position in a text of more than 128 tokens, unless it is where blocks of
 some round number end; parameters that PyTorch does not know.
 
 Below the promises are ticks of no consequence for training: whether relevance is absolute.
@@ -185,7 +185,7 @@ def places(T):
     """Where to cut a text of T tokens: everywhere, if it is short, else where blocks may end."""
     powers, hundreds = [2**n for n in range(T.bit_length())], range(100, T, 100)
     chosen = dict.fromkeys([T - 1, T // 3, 2 * T // 3, *powers, *hundreds, *range(T)])
-    return [t for t in chosen if 0 < t < T][: max(2**16 // T, 16)]
+    return [t for t in chosen if 0 < t < T][: max(2**14 // T, 16)]
 
 
 def is_causal(trial):

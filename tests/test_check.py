@@ -350,7 +350,7 @@ RIGHT = (Multiscreen, PassedOn, Dropout, Frozen, ZerosTwice, SparseDropout, Nump
          Amplified, Limited, NoPast)
 UNTRIED = {SparseDropout: {"is_causal", "is_alone"}, Urandom: {"is_causal", "is_alone"},
            Limited: {"decodes"}, NoPast: {"is_causal"}}
-LENGTHS = {LeakFar: 600, MeanOf300: 640, LeakAtEnds: 128}
+LENGTHS = {LeakFar: 600, MeanOf300: 640, LeakAtEnds: 200}
 # Those whose decoding is tried beyond a thousand tokens here, which takes longest.
 FAR = (CacheCut, LeakInBlocks, WidePieces, CachedNaN, Multiscreen, PassedOn, Limited)
 
