@@ -67,7 +67,7 @@ def in_words(name, first, test, corrected):
         return f"{name}: no seed that ended is in {first}, too, so there is no pair"
     mean = f"{test['mean']:+.4f} nats per token (pairs: {test['n']})"
     if math.isnan(test["p"]):
-        return f"{name}: {mean}; no p: that takes two pairs of unequal differences"
+        return f"{name}: {mean}; no p: it takes at least two pairs, whose differences are not equal"
     verdict = f"no difference from {first} is shown"
     if corrected < 0.05:
         verdict = f"the loss is {'lower' if test['mean'] < 0 else 'higher'} than that of {first}"
