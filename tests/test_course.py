@@ -121,6 +121,12 @@ SAID = [
     # What one number lacks is not said of all.
     (1, "acceptance", ".clamp_min(1e-3)", ".clamp(1e-3, 1 - 1e-3)",
      "should be 1. Only index 2 of axis 0 is wrong, of 3"),
+    # Two matrices that are alike, all layers, and another seed.
+    (2, "initialize", "W_K = nn.Parameter(0.1 / math.sqrt(K) * torch.randn(E, H, K))",
+     "W_K = nn.Parameter(self.W_Q.clone())", "other matrices equal to a W_Q of initialize is 3;"),
+    (2, "initialize", "c = self.config\n", "c = self.config; torch.manual_seed(0)\n",
+     "other matrices equal to a W_Q of initialize is 15;"),
+    (4, "similarity_kernel", "@triton.jit\ndef similarity", "def similarity", "is no kernel"),
     (4, "similarity_kernel", ', input_precision="ieee"', "", "tl.dot needs input_precision"),
     (4, "similarity_kernel", "tl.program_id(1) * BJ", "tl.program_id(1) * BI",
      "OUT[0, 16] was never stored"),
@@ -129,6 +135,10 @@ SAID = [
     (4, "bounds_kernel", "tl.maximum(i - reach, 0)", "i - reach", "lo is negative"),
     (4, "bounds_kernel", "tl.minimum(tl.ceil(tl.load(W)), 1073741824.0)", "tl.ceil(tl.load(W))",
      "inf became an integer"),
+    *[(4, f"{kernel}_kernel", right, wrong, f"the value of {kernel}_kernel is ")
+      for kernel in ("forward", "dq") for right, wrong in [
+          ("i - reach, 0", "i - reach + 1, 0"), ("tl.ceil(tl.load(W))", "tl.floor(tl.load(W))"),
+          ("tl.minimum(S, i_last + 1)", "tl.minimum(S, i_last)")]],
     (4, "forward_kernel", ", other=0.0", "", "a load with a mask needs other=0.0"),
     (4, "forward_kernel", ", mask=(rows < end)[:, None], other=0.0", "", "OUT contains NaN"),
     (4, "forward_kernel", "x, mask=(rows < end)[:, None])", "x)", "a store goes past the end")]
@@ -142,7 +152,7 @@ def test_what_is_no_known_mistake_is_described(solved, number, test, old, new, s
     edit(file, old, new)
     said = message_of(part, f"test_{test}")
     assert says in said
-    assert not [cause for _, cause in part.MISTAKES[test] if cause in said]
+    assert not [cause for _, cause in part.MISTAKES.get(test, ()) if cause in said]
 
 
 # ------------------------------------------------------------------------------- the grader

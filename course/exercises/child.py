@@ -77,7 +77,7 @@ def plain(y):
     """A result as a tensor, or a text that says what else it is."""
     if type(y) in PLAIN:
         return y.detach()
-    if isinstance(y, float):                           # will do for a tensor without axes
+    if isinstance(y, (int, float)):                    # will do for a tensor without axes
         return torch.tensor(y, dtype=torch.float64)
     if isinstance(y, (tuple, list)):
         return f"{len(y)} things"

@@ -156,14 +156,18 @@ def cache(kind, k, v, w):
 
 def initialize(kind, what):
     """A scale of a new model, or what is seen of a matrix's numbers."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = kind(ms.Config(vocab_size=300, N_L=3, N_H=5, d_E=81, w_th=100.0))
-    named = [p.detach() for n, p in model.named_parameters() if n.rpartition(".")[2] == what]
+    models = []
+    for seed in (0, 1):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            models.append(kind(ms.Config(vocab_size=300, N_L=3, N_H=5, d_E=81, w_th=100.0)))
+    named = [p.detach() for n, p in models[0].named_parameters() if n.rpartition(".")[2] == what]
     x = torch.cat([p.flatten() for p in named])
     if named[0].ndim == 1:
         return {what: x}
+    equal = sum(torch.equal(p, q) for p in named for model in models for q in model.parameters())
     return {f"the standard deviation of {what}": x.std(), f"the mean of {what}": x.mean(),
+            f"the number of other matrices equal to a {what}": torch.tensor(equal - len(named)),
             f"sqrt(pi/2) times the mean of abs({what})": math.sqrt(math.pi / 2) * x.abs().mean()}
 
 

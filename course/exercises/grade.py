@@ -40,8 +40,9 @@ HUNG, ENDED = "this did not finish", "your code ended the program"
 # What multiscreen.py has of the exercises, each after those that it may use, with their helpers.
 IN_ORDER = [
     "window", "acceptance", "unit", "mipe_angle", "mipe", "trim", "softmask", "relevance", "screen",
-    "tanh_norm", "KeyCache", "GatedScreeningTiles.project", "GatedScreeningTiles.gate",
-    "GatedScreeningTiles.screening", "GatedScreeningTiles.forward", "Multiscreen.embed",
+    "tanh_norm", "KeyCache", "GatedScreeningTiles.initialize", "GatedScreeningTiles.project",
+    "GatedScreeningTiles.gate", "GatedScreeningTiles.screening", "GatedScreeningTiles.forward",
+    "Multiscreen.__init__", "Multiscreen.embed",
     "Multiscreen.logits", "Multiscreen.head", "Multiscreen.loss", "Multiscreen.nats",
     "Multiscreen.generate", "Multiscreen.stream"]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 import triton
+from triton.runtime.interpreter import InterpretedFunction
 
 from course.exercises.child import Wrong, own
 
@@ -81,6 +82,8 @@ KERNELS = {"similarity_kernel": similarities, "relevance_kernel": relevances,
 def yours(file, name):
     """Your kernel as a function of tensors."""
     kernel = own(file, name)
+    if type(kernel) is not InterpretedFunction:
+        raise Wrong(f"{name} is no kernel: write @triton.jit above its def")
     check_source(file, name)
     return lambda *inputs: KERNELS[name](kernel, *inputs)
 

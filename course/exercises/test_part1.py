@@ -217,7 +217,8 @@ HINTS = {
     "softmask": "By hand: w = 4, d = 0 .. -4 give 1, 0.854, 0.5, 0.146, 0",
     "relevance": "Take one pair by hand: s, d = j - i0 - i, Trim of s, Softmask of d",
     "screen": "The result is relevance(..) @ v, and nothing else",
-    "tanh_norm": "By hand: (3, 4) becomes (0.6, 0.8) tanh(5)"}
+    "tanh_norm": "By hand: (0.3, 0.4) has length 0.5 and becomes (0.6, 0.8) tanh(0.5), which is "
+                 "(0.277, 0.370)"}
 
 
 def check(name, *cases):
@@ -264,7 +265,7 @@ def test_mipe_angle():
 
 def test_mipe():
     quarter = torch.full((1, 1), math.pi / 2)
-    check("mipe", case(numbers(1, 2, 0, 5, 0, 7, 0, 0).view(1, 1, 1, 8), quarter),
+    check("mipe", case(numbers(1, 2, 3, 5, 4, 7, 6, 8).view(1, 1, 1, 8), quarter),
           case(normal(2, 3, 4, 16), normal(3, 4)))
 
 

@@ -178,6 +178,7 @@ MISTAKES = {
             ("self.s_w, self.s_r", "s_w and s_r are not yet w and r: apply `window` and "
              "`acceptance`"),
             ("self.s_w, self.r", "s_w is not yet w: apply `window`"),
+            ("self.s_w.exp(), self.r", "w lacks its + 1: apply `window`"),
             ("self.w, self.s_r", "s_r is not yet r: apply `acceptance`"),
             ("self.w, self.s_r.exp() + 1", "r = exp(s) + 1 is from an older version of the paper: "
              "apply `acceptance`"))],
@@ -186,6 +187,9 @@ MISTAKES = {
         (QK, "unit(torch.cat((q, k))) / q.shape[-1] ** 0.25", "divided by the root of d_K, as in "
          "attention: q and k have unit length, so q . k is their cosine already"),
         (TURNED, f"{QK}.chunk(2)", "queries and keys have no positions: MiPE is missing"),
+        (TURNED, "self.encode(unit(q), i, w), unit(k)", "only the queries turn: MiPE is for q and "
+         "k"),
+        (TURNED, "unit(q), self.encode(unit(k), i, w)", "only the keys turn: MiPE is for q and k"),
         (V, f"self.encode({V}, i, w)", "the values turn, too: MiPE is for q and k only"),
         (APPEND, "cache.append(k_tilde, v_bar, reach)", I0, "", IGNORED),
         ("if cache is not None", "if False", IGNORED),
@@ -285,6 +289,7 @@ MISTAKES = {
         loss,
         (PAIRS, "z[:, :-1].transpose(1, 2), targets[:, 1:]", "the targets are shifted twice: they "
          "are the next tokens already"),
+        (PAIRS, "z.transpose(1, 2), tokens", "the inputs were taken for the targets"),
         (PAIRS, "z, targets", "cross_entropy takes the classes as axis 1: flatten B and T, or "
          "transpose(1, 2)"),
         (PAIRS, "z.view(len(z), -1, z.shape[1]), targets", "a view to (B, N, T) mixes up tokens "
@@ -324,7 +329,7 @@ MISTAKES = {
 # {exercise: what to check where no mistake is known}
 HINTS = {
     "project": "Number [b, h, t, d] is the product of x[b, t] and W[:, h, d]",
-    "gate": "By hand: g = 0 gives 0, and g = 1 gives tanh(0.731) = 0.624",
+    "gate": "By hand: g = 0 gives 0, and g = 2 gives tanh(1.762) = 0.943",
     "screening": "Print each step: q, k, v of unit length, MiPE, screen, TanhNorm",
     "forward": "The result is x plus all updates, with u * g_hat before W_O e^s_O",
     "embed": "Each result has the length e^s_E: print its norm",
@@ -398,7 +403,8 @@ def test_initialize():
     check("initialize",
           *[case(name, tolerance=0.03 * x, hint=f"{name} is drawn from N(0, {text}), the normal "
                  f"distribution, where {text} is the standard deviation. It is also sqrt(pi/2) "
-                 "times the mean of the absolute values")
+                 "times the mean of the absolute values. Each matrix of each layer, and of a model "
+                 "of another seed, has numbers of its own")
             for name, (x, text) in matrices.items()],
           *[case(name, hint=f"{name} {text}") for name, text in scales.items()])
 
