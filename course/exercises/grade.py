@@ -99,6 +99,8 @@ def ask(part, name, cases, given):
         print((folder / "printed.txt").read_text(errors="replace"), end="")
         if code == "None":
             fail(f"{HUNG} in {SECONDS} seconds")
+        if code in ("-6", "-11") and name.endswith("_kernel"):
+            fail(f"{ENDED}, with exit code {code}: does a kernel store far outside of OUT?")
         if code != "0" or not (folder / "results.pt").exists():
             fail(f"{ENDED}, with exit code {code}")
         return torch.load(folder / "results.pt", weights_only=True)

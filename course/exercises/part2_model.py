@@ -55,7 +55,7 @@ class GatedScreeningTiles(nn.Module):
         u = TanhNorm(h) (Eq. 14). Without a cache x starts at position 0, and with one at position
         `cache.end`. cache.append(k_tilde, v_bar, w) adds the new keys and values (exercise 2.9; the
         test brings a cache of its own). It returns all keys and all values that it has, the oldest
-        first; i0 is the number of these keys before the first query's own.
+        first. Of these keys the last T are x's own, and i0 is the number of the others.
         """
         raise NotImplementedError("Exercise 2.3: Eq. 16, the screening unit of each tile")
 

@@ -61,7 +61,7 @@ def dk_block(dz, q, r):
 
 
 def dr_block(dz, z, r):
-    """What a block adds to dL/dr. Returns a number.
+    """What a block adds to dL/dr. Returns a scalar.
 
     dL/dr = sum_ij dL/dz_ij dz/dr, with z = 1 - (1 - s)/r. You are given z but not s, so express
     (1 - s)/r by z.
@@ -70,7 +70,7 @@ def dr_block(dz, z, r):
 
 
 def dw_block(z, m, d, v, dh, w):
-    """What a block adds to dL/dw, through Softmask. Returns a number: 0, not NaN, for w = inf.
+    """What a block adds to dL/dw, through Softmask. Returns a scalar: 0, not NaN, for w = inf.
 
     dL/dw = sum_ij dL/dm_ij dm/dw, with m = (cos(pi d/w) + 1)/2 inside the window. Outside it, m is
     0 whatever w is.
@@ -82,7 +82,8 @@ def gradients(q, k, v, w, r, dh, i0=0, size=16):
     """dL/dq, dL/dk, dL/dv, dL/dw, dL/dr of h = screen(q, k, v, w, r, i0), in blocks of `size`.
 
     q: (T, K); k: (S, K); v: (S, V); dh: (T, V); w, r: tensors without axes. The first query is at
-    position i0. Do not create a T x S tensor, and visit only the blocks in the window: the queries
-    at i .. last see the keys max(i - ceil(w) + 1, 0) .. min(last, S - 1).
+    position i0. Take `size` queries at a time, and only the keys that one of them sees, so that
+    there is no T x S tensor: the queries at the positions i .. last see the keys
+    max(i - ceil(w) + 1, 0) .. min(last, S - 1).
     """
     raise NotImplementedError("Exercise 3.8: all gradients, block by block")
