@@ -108,22 +108,6 @@ class Trial:
                          "so nothing can be compared")
         return nats
 
-    def in_both_modes(self, compare_passes):
-        """Call compare_passes("eval") and ("train").
-
-        A layer that draws random numbers for some tokens only, such as an expert with dropout,
-        gives each token others if some token changes. So a NO counts if training draws none.
-        """
-        compare_passes("eval")
-        try:
-            compare_passes("train")
-        except Answer as e:
-            a, b = (self.nats(*self.text(), "train", plus) for plus in (0, 1))
-            if torch.equal(a, b) or e.args[0] != "NO":
-                raise
-            raise Answer("-", f"{e.args[1]}, but with random numbers, of which each token may get "
-                         "others: try it without dropout and noise") from None
-
 
 def compare(a, b, what, limit=CLOSE):
     """Answer NO if a and b differ by more than rounding, or are NaN."""
@@ -181,6 +165,29 @@ def is_cross_entropy(trial):
     compare(trial.model().loss(*trial.text()), right.mean(), "the mean loss and the losses' mean")
 
 
+def compare_passes(trial, keeps, replaced):
+    """Answer NO if a loss changes, in eval or in train mode, when some other tokens are replaced.
+
+    keeps: (passes, B, T), the tokens that stay, whose losses are compared; replaced: a name of the
+    others. A layer that draws random numbers for some tokens only, such as an expert with dropout,
+    gives each token others if some token changes. So a NO counts if training draws none.
+    """
+    (x, y), (new_x, new_y) = (trial.text(seed, rows=keeps.shape[1]) for seed in (1, 2))
+    for mode in ("eval", "train"):
+        nats = trial.repeatable_nats(x, y, mode)
+        for keep in keeps:
+            found = trial.nats(x.where(keep, new_x), y.where(keep, new_y), mode)
+            token = (found - nats).abs().where(keep, 0.0).amax(0).argmax()
+            try:
+                compare(found[keep], nats[keep], f"in {mode} mode, with {replaced} replaced, two "
+                        f"losses of token {token}", SAME)
+            except Answer as e:
+                if mode == "eval" or torch.equal(nats, trial.nats(x, y, mode, plus=1)):
+                    raise
+                raise Answer("-", f"{e.args[1]}, but with random numbers, of which each token may "
+                             "get others: try it without dropout and noise") from None
+
+
 def places(T):
     """Where to cut a text of T tokens: everywhere, if it is short, else where blocks may end."""
     powers, hundreds = [2**n for n in range(T.bit_length())], range(100, T, 100)
@@ -190,23 +197,12 @@ def places(T):
 
 def is_causal(trial):
     """the losses of a prefix do not depend on what follows"""
-    (x, y), (new_x, new_y) = (trial.text(seed, rows=8) for seed in (1, 2))
     T, cuts = trial.args.seq_len, places(trial.args.seq_len)
-
-    def compare_passes(mode):
-        # In each row other tokens follow from another place on. All passes have one shape.
-        nats = trial.repeatable_nats(x, y, mode)
-        for first in range(0, len(cuts), 8):
-            mixed_x, mixed_y, some = x.clone(), y.clone(), cuts[first : first + 8]
-            for row, t in enumerate(some):
-                mixed_x[row, t:], mixed_y[row, t:] = new_x[row, t:], new_y[row, t:]
-            found = trial.nats(mixed_x, mixed_y, mode)
-            for row, t in enumerate(some):
-                compare(found[row, :t], nats[row, :t], f"in {mode} mode, with other tokens from "
-                        f"{t} on, the losses before", SAME)
-
-    trial.in_both_modes(compare_passes)
-    half, nats = T // 2 | 1, trial.nats(x, y)
+    cuts += [T] * (-len(cuts) % 8)                     # a pass has eight sequences, with a cut each
+    cuts = torch.tensor(cuts, device=trial.args.device).view(-1, 8, 1)
+    compare_passes(trial, torch.arange(T, device=cuts.device) < cuts, "later tokens")
+    half, (x, y), (new_x, _) = T // 2 | 1, trial.text(seed=1), trial.text(seed=2)
+    nats = trial.nats(x, y)
     compare(trial.nats(x[:, :half], y[:, :half]), nats[:, :half],
             f"the losses of {half} tokens, alone and in a text of {T},")
     mixed = torch.cat([new_x[:, :half], x[:, half:]], 1)
@@ -217,18 +213,10 @@ def is_causal(trial):
 def is_alone(trial):
     """a sequence has the same losses alone and in a batch, whatever the others are"""
     x, y = trial.text()
-
-    def compare_passes(mode):
-        nats = trial.repeatable_nats(x, y, mode)
-        for row in (0, 1):
-            new_x, new_y = trial.text(seed=2)
-            new_x[row], new_y[row] = x[row], y[row]
-            compare(trial.nats(new_x, new_y, mode)[row], nats[row],
-                    f"in {mode} mode, beside another sequence, the losses of the same one", SAME)
-
-    trial.in_both_modes(compare_passes)
-    for row in ([0], [1]):
-        compare(trial.nats(x[row], y[row]), trial.nats(x, y)[row], "losses alone and in a batch")
+    one_stays = torch.eye(2, dtype=torch.bool, device=x.device)[:, :, None].expand(2, *x.shape)
+    compare_passes(trial, one_stays, "other sequences")
+    alone = torch.cat([trial.nats(x[row], y[row]) for row in ([0], [1])])
+    compare(alone, trial.nats(x, y), "losses alone and in a batch")
 
 
 def decodes(trial):
