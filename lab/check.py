@@ -307,21 +307,17 @@ def tick(worst, values, limit):
 
 # ------------------------------------------------------------------------------- the command
 
-def failure(e, said):
-    """What an exception says, and where outside of libraries; in short if it is in `said`."""
+def failure(e):
+    """What an exception says, and where outside of libraries."""
     frames = traceback.extract_tb(e.__traceback__)
     last = [frame for frame in frames if "site-packages" not in frame.filename][-1]
-    line = f"fails: {Path(last.filename).name}:{last.lineno}: {e!r}"
-    if line in said:
-        return "fails as above"
-    said.append(line)
-    return line
+    return f"fails: {Path(last.filename).name}:{last.lineno}: {e!r}"
 
 
 PROMISES = (moves, is_its_weights, is_cross_entropy, is_causal, is_alone, decodes)
 
 
-def answer(promise, trial, said):
+def answer(promise, trial):
     """Whether a model keeps a promise: (yes,), (NO, why) or (-, why)"""
     try:
         promise(trial)
@@ -329,23 +325,23 @@ def answer(promise, trial, said):
     except Answer as e:
         return e.args
     except Exception as e:                             # whatever it is, a run meets it, too
-        return "NO", failure(e, said)
+        return "NO", failure(e)
 
 
 def answers(trial):
     """({promise: (yes,), (NO, why) or (-, why)}, {condition: the same, with what was seen})"""
-    found, said = {}, []
+    found = {}
     for promise in PROMISES:
-        found[promise.__doc__] = answer(promise, trial, said)
+        found[promise.__doc__] = answer(promise, trial)
         if found[promise.__doc__][0] == "NO":
             exact = copy.copy(trial)
             exact.in_float64 = True
-            if answer(promise, exact, []) == ("yes",):
+            if answer(promise, exact) == ("yes",):
                 found[promise.__doc__] = ("yes",)
     try:
         return found, conditions(trial)
     except Exception as e:                             # a layer of yours may have other methods
-        return found, {"not tried, as the weights of a layer are not seen": ("-", failure(e, said))}
+        return found, {"not tried, as the weights of a layer are not seen": ("-", failure(e))}
 
 
 def main():
