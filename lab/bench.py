@@ -101,7 +101,6 @@ def training_step(model, length, args):
     return step
 
 
-@torch.no_grad()
 def decoder(model, length, args):
     """A function that decodes one more token after `length` random tokens."""
     tokens = torch.randint(model.config.vocab_size, (1, length), device=args.device)
@@ -109,7 +108,6 @@ def decoder(model, length, args):
     for piece in tokens.split(model.tokens_at_once, 1):
         model.hidden(piece, caches)
 
-    @torch.no_grad()
     def step():
         x = model.hidden(tokens[:, -1:], caches)
         model.logits(x[:, -1], head).argmax(-1)
@@ -121,7 +119,6 @@ def forward_pass(model, length, args):
     """A function that makes hidden states of all tokens at once, then all logits in parts."""
     tokens = torch.randint(model.config.vocab_size, (1, length), device=args.device)
 
-    @torch.no_grad()
     def step():
         x, head = model.hidden(tokens), model.head()
         for part in x.split(2**12, dim=1):
@@ -154,9 +151,10 @@ def time_models(what, length, args, shared, about):
     if compiled:
         for *_, model in models:
             train.compile_model(model)
-    runs = [PASSES[what](model, length, args) for *_, model in models]
-    # The first pass of each warms up.
-    turns = [[milliseconds(run, args.device) for run in runs] for _ in range(args.repeats + 1)]
+    with torch.set_grad_enabled(what == "train"):
+        runs = [PASSES[what](model, length, args) for *_, model in models]
+        # The first pass of each warms up.
+        turns = [[milliseconds(run, args.device) for run in runs] for _ in range(args.repeats + 1)]
     for (name, setting, model), times in zip(models, zip(*turns[1:])):
         print(f"{what} {length} tokens, {name}, {setting}: {np.mean(times):.4g} "
               f"± {np.std(times, ddof=1):.2g} ms", flush=True)
