@@ -8,9 +8,6 @@
     for setting in run.settings():
         run.add(text="..", position=..., nats=..)
     run.write()
-
-A row says which checkpoint, step, setting, text and commit its number is of. The table is written
-whole, once everything is measured: nothing is reused and nothing is merged.
 """
 import argparse
 import csv
@@ -25,14 +22,13 @@ import torch
 from lab.transformer import scale_rope
 from train import load_checkpoint
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
 
 def get_parser(doc):
     """A parser with the flags of all commands for a checkpoint."""
     p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
     p.add_argument("--ckpt", default="out/ckpt.pt", help="a checkpoint of train.py [out/ckpt.pt]")
-    p.add_argument("--device", default=DEVICE, help=f"cpu, cuda or mps [{DEVICE}]")
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu",
+                   help="cpu, cuda or mps [%(default)s]")
     return p
 
 
