@@ -288,21 +288,18 @@ def conditions(trial):
         least.append(weights[seen].abs().min())
         emptiest.append(weights.abs().amax(-1)[seen.any(-1)].min())
         x = y
-    return {
+    worst = {                                          # and the largest number for a yes
         "bounded: largest weight with all matrices of a layer 100 times as large":
-            tick(torch.max, bounded, 1 + ROUNDING),
+            (torch.stack(bounded).max(), 1 + ROUNDING),
         "no competing keys: change of weights with every other token replaced":
-            tick(torch.max, by_keys, ROUNDING),
+            (torch.stack(by_keys).max(), ROUNDING),
         "no length: change of weights behind eight more tokens":
-            tick(torch.max, by_length, ROUNDING),
-        "exact zeros: least weight of the keys that a query can see": tick(torch.min, least, 0),
-        "all can be 0: least of the queries' largest weights": tick(torch.min, emptiest, 0)}
-
-
-def tick(worst, values, limit):
-    """(yes or NO, the number seen), of the largest or the smallest value of all layers."""
-    x = worst(torch.stack(values))
-    return "yes" if x <= limit else "NO", f"{x:.3g}"
+            (torch.stack(by_length).max(), ROUNDING),
+        "exact zeros: least weight of the keys that a query can see":
+            (torch.stack(least).min(), 0),
+        "all can be 0: least of the queries' largest weights": (torch.stack(emptiest).min(), 0)}
+    return {condition: ("yes" if x <= limit else "NO", f"{x:.3g}")
+            for condition, (x, limit) in worst.items()}
 
 
 # ------------------------------------------------------------------------------- the command
