@@ -179,7 +179,7 @@ def compare_passes(trial, keeps, replaced):
             found = trial.nats(x.where(keep, new_x), y.where(keep, new_y), mode)
             token = (found - nats).abs().where(keep, 0.0).amax(0).argmax()
             try:
-                compare(found[keep], nats[keep], f"in {mode} mode, with {replaced} replaced, two "
+                compare(found[keep], nats[keep], f"in {mode} mode, {replaced} were replaced: two "
                         f"losses of token {token}", SAME)
             except Answer as e:
                 if mode == "eval" or torch.equal(nats, trial.nats(x, y, mode, plus=1)):
@@ -198,7 +198,7 @@ def places(T):
 def is_causal(trial):
     """the losses of a prefix do not depend on what follows"""
     T, cuts = trial.args.seq_len, places(trial.args.seq_len)
-    cuts += [T] * (-len(cuts) % 8)                     # a pass has eight sequences, with a cut each
+    cuts += [T] * (8 - len(cuts) % 8)                  # a pass has eight sequences, with a cut each
     cuts = torch.tensor(cuts, device=trial.args.device).view(-1, 8, 1)
     compare_passes(trial, torch.arange(T, device=cuts.device) < cuts, "later tokens")
     half, (x, y), (new_x, _) = T // 2 | 1, trial.text(seed=1), trial.text(seed=2)
