@@ -193,7 +193,7 @@ def measure(args, prompts_of):
     """
     model, tokenizer, ckpt = load_checkpoint(args.ckpt, args.device)
     if args.swe:
-        if not hasattr(model, "expand_windows"):
+        if not hasattr(model.layers[0], "s_w"):
             sys.exit(f"error: --swe: the model of {args.ckpt} has no windows to expand")
         model.expand_windows(ckpt["args"]["seq_len"])
     print(f"Exact matches, of {args.trials} prompts in each cell, by length in tokens and depth\n"

@@ -55,6 +55,7 @@ def test_documents_are_those_that_the_committed_runs_read(part, digest):
     for n in sorted(documents):
         sha.update(documents[n].astype("<i8").tobytes())
     assert sha.hexdigest() == digest
+    assert not docs.observe(torch.zeros(()))           # training ends with --steps
 
 
 # ------------------------------------------------------------------------------- evaluation
@@ -97,11 +98,19 @@ def test_only_the_exact_number_counts(name):
     assert abcdigits.exact_matches(model, tokenizer, prompts, answers, tokens_at_once=9) == right
 
 
+def save(path, *flags, s_F=0.0):
+    args = args_of(["--psi", "2", "--seq-len", "32", *flags])
+    model = make_model(args, get_tokenizer("bytes"))
+    if s_F:
+        model.s_F.data.fill_(s_F)
+    save_checkpoint(path, model, args)
+
+
 @pytest.fixture
 def measured(tmp_path, monkeypatch):
     """measured(*flags) runs abcdigits.py on a new model; returns the windows it had."""
-    args, windows = args_of(["--psi", "2", "--seq-len", "32"]), []
-    save_checkpoint(tmp_path / "ckpt.pt", make_model(args, get_tokenizer("bytes")), args)
+    windows = []
+    save(tmp_path / "ckpt.pt")
 
     def exact_matches(model, tokenizer, prompts, answers):
         assert all(prompt.endswith("=") for prompt in prompts)
@@ -141,3 +150,14 @@ def test_swe_makes_windows_beyond_the_training_length_infinite(measured):
 def test_what_cannot_be_measured_is_one_line(measured, flags):
     with pytest.raises(SystemExit, match="error: .*(too short|expected)"):
         measured(*flags)
+
+
+@pytest.mark.parametrize("flags, s_F, more, says", [
+    (["--model", "lab.transformer.Transformer"], 0.0, ["--swe"], "no windows"),
+    ([], float("inf"), [], "not finite")])
+def test_a_model_that_cannot_be_measured_is_one_line(tmp_path, monkeypatch, flags, s_F, more, says):
+    save(tmp_path / "ckpt.pt", *flags, s_F=s_F)
+    monkeypatch.setattr(sys, "argv", ["abcdigits.py", "--ckpt", f"{tmp_path}/ckpt.pt", "--lengths",
+                                      "256", "--device", "cpu", *more])
+    with pytest.raises(SystemExit, match=says):
+        abcdigits.main()

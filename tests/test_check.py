@@ -96,6 +96,18 @@ class BatchMix(Gate):
         return g + 0.05 * g.mean(0, keepdim=True) if self.training else g
 
 
+class MixAbove(Gate):
+    """In train mode a gate is mixed with that of the sequence before."""
+    def change(self, g):
+        return torch.cat([g[:1], g[1:] + 0.05 * g[:-1]]) if self.training else g
+
+
+class ByLength(Gate):
+    """A gate is larger in a longer text."""
+    def change(self, g):
+        return g * (1 + g.shape[2] / 1000)
+
+
 class Infinite(Gate):
     """The root's slope at 0 is infinite."""
     def change(self, g):
@@ -235,7 +247,7 @@ WRONG = {DeadGate: "moves", NoEffect: "moves", Detached: "moves", Infinite: "mov
          KeepsLast: "is_its_weights", LeakAtEnds: "is_causal", TwoRows: "decodes",
          Smoothed: "is_cross_entropy", Shifted: "is_cross_entropy", SumOverT: "is_cross_entropy",
          ChangesTokens: "is_cross_entropy", LeakFar: "is_causal", MeanOf300: "is_causal",
-         TrainLeak: "is_causal", BatchMix: "is_alone",
+         TrainLeak: "is_causal", ByLength: "is_causal", BatchMix: "is_alone", MixAbove: "is_alone",
          NoCaches: "decodes", SecondBest: "decodes", CacheCut: "decodes",
          LeakInBlocks: "decodes", WidePieces: "decodes", CachedNaN: "decodes"}
 
@@ -391,8 +403,10 @@ def test_a_checkpoint_is_tried_with_its_own_weights(tmp_path, capsys, monkeypatc
         W.data.fill_(torch.inf)
     train.save_checkpoint(tmp_path / "infinite.pt", model, args)
     monkeypatch.setattr(check, "FAR", 45)
-    for name, code in (("right", 0), ("infinite", 1)):
-        monkeypatch.setattr("sys.argv", ["check", "--ckpt", f"{tmp_path}/{name}.pt"])
+    untried = ["--model", f"{__name__}.NoPast", "--psi", "2", "--seq-len", "40", "--device", "cpu"]
+    for flags, code in ((["--ckpt", f"{tmp_path}/right.pt"], 0),
+                        (["--ckpt", f"{tmp_path}/infinite.pt"], 1), (untried, 0)):
+        monkeypatch.setattr("sys.argv", ["check", *flags])
         with pytest.raises(SystemExit) as e:
             check.main()
         assert e.value.code == code

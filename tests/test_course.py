@@ -118,6 +118,8 @@ SAID = [
     # A floor under the mask is not taken for another mistake.
     (1, "softmask", "* (d / w)) + 1), 0.0)", "* (d / w)) + 1), 1e-15)",
      "for w = 4 and d = -300 .. 99\nthe value of softmask is 1e-15 at [0, 0]; it should be 0, "),
+    (1, "relevance", "q @ k.transpose(-2, -1)", "(q.float() @ k.float().mT).to(q.dtype)",
+     "is something in float32 on the way?"),
     # What one number lacks is not said of all.
     (1, "acceptance", ".clamp_min(1e-3)", ".clamp(1e-3, 1 - 1e-3)",
      "should be 1. Only index 2 of axis 0 is wrong, of 3"),
@@ -140,6 +142,8 @@ SAID = [
           ("i - reach, 0", "i - reach + 1, 0"), ("tl.ceil(tl.load(W))", "tl.floor(tl.load(W))"),
           ("tl.minimum(S, i_last + 1)", "tl.minimum(S, i_last)")]],
     (4, "forward_kernel", ", other=0.0", "", "a load with a mask needs other=0.0"),
+    (4, "forward_kernel", "mask=(rows < end)[:, None], other=0.0", "(rows < end)[:, None]",
+     "a load with a mask needs other=0.0"),
     (4, "forward_kernel", ", mask=(rows < end)[:, None], other=0.0", "", "OUT contains NaN"),
     (4, "forward_kernel", "x, mask=(rows < end)[:, None])", "x)", "a store goes past the end")]
 
@@ -189,6 +193,14 @@ def test_no_way_around_the_work_earns_points(solved, way):
     edit(solved / "part1_screening.py", TRIM,
          f"f = None\n{body}\n    return f(s, r)")
     assert message_of(test_part1, "test_trim") != ""
+
+
+def test_the_environment_does_not_name_the_repository(solved, monkeypatch):
+    monkeypatch.setenv("HERE", str(grade.ROOT))
+    grade.server.cache_clear()
+    edit(solved / "part1_screening.py", TRIM, "import os; return s * len(os.environ['HERE'])")
+    assert "KeyError: 'HERE'" in message_of(test_part1, "test_trim")
+    grade.server.cache_clear()
 
 
 def test_an_exercise_never_gets_its_own_solution(monkeypatch):

@@ -83,7 +83,7 @@ def test_a_mean_needs_equal_flags_code_and_steps(call, tmp_path, different, word
 
 def test_a_mean_minds_neither_comments_nor_the_log_nor_where_a_curriculum_ended(call, tmp_path):
     write_run(tmp_path / "a-0")
-    write_run(tmp_path / "a-1", step=20, log_every=5,
+    write_run(tmp_path / "a-1", step=20, log_every=5, eval_every=9,
               source={"multiscreen": "# A comment.\n" + SOURCE["multiscreen"]})
     assert "[0, 1]" in call(compare, "a")
 
@@ -159,6 +159,9 @@ def test_an_idea_is_trained_and_compared(call, tmp_path):
              "cpu", "--kernel", "multiscreen"]
     assert "first train the code" in message(call, idea, "mine", *small)
     assert "[0, 1, 2]" in call(idea, "original", *small)
+    with pytest.raises(SystemExit) as end:
+        call(idea, "original", "--stepps", "3")
+    assert end.value.code == 2
     mine = ["mine", "--model", f"{__name__}.Doubled"]
     out = call(idea, *mine)                            # all other flags are the original's
     assert f"/mine\n  model multiscreen | {__name__}.Doubled\n  {__name__}.py\n" in out
@@ -229,6 +232,13 @@ def test_swe_begins_at_the_training_length(checkpoint):
         ckpt=checkpoint("--tiles", "3"), device="cpu", table=None, swe=True, rope_scale=["1"]), "a")
     assert list(run.settings()) == ["as trained", "SWE"]
     assert run.model.layers[0].w.tolist() == [2, math.inf, math.inf]       # 17 > 16, too
+
+
+def test_each_checkpoint_has_a_table_of_its_own(checkpoint):
+    path = checkpoint()
+    path = path.rename(path.with_name("mine.pt"))
+    run = measure.Measurement(SimpleNamespace(ckpt=path, device="cpu", table=None), "a")
+    assert run.path == path.with_name("mine_a.tsv")
 
 
 def test_a_table_that_cannot_be_written_is_refused_before_measuring(call, checkpoint, monkeypatch):
@@ -350,6 +360,11 @@ def test_a_damaged_file_is_one_line_and_leaves_nothing(call, content, words):
     said = message(call, prepare, "tokens", "a.json", "--tokenizer", "bytes")
     assert words in said and "\n" not in said
     assert not Path("tokens").exists() and not Path("tokens.part").exists()
+
+
+def test_a_folder_of_tokens_is_never_overwritten(call, tmp_path):
+    write(tmp_path, {"a.txt": "text", "tokens/train.bin": "kept"})
+    assert "tokens exists" in message(call, prepare, "tokens", "a.txt", "--tokenizer", "bytes")
 
 
 def test_a_zstandard_file_that_was_cut_off_is_refused(call):
@@ -474,6 +489,7 @@ def test_a_document_ends_at_end_of_text_and_its_middle_is_measured(tmp_path):
     assert [len(tokens) for tokens in documents] == [9, 10, 20]
     found = perplexity.middles(documents, 9, 5)
     assert [x.tolist() for x in found] == [[*range(9), 256], [*range(5, 15)]]
+    assert len(perplexity.middles([np.arange(30)] * 3, 9, 2)) == 2
 
 
 def test_the_transformer_is_initialised_as_gpt_neox():

@@ -107,13 +107,15 @@ def test_tiles_and_sequences_may_share_keys_values_windows_and_widths():
     found, right = (h_and_gradients(f, *inputs) for f in (screening_cpu.screen, ms.screen))
     for name, a, b in zip(NAMES, found, right):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=name)
-    with pytest.raises(ValueError, match="have the shapes"):
-        screening_cpu.screen(q, k, v[:, :, 1:], *inputs[3:])
+    for other in ((k, v[:, :, 1:]), (k[..., :8], v)):
+        with pytest.raises(ValueError, match="have the shapes"):
+            screening_cpu.screen(q, *other, *inputs[3:])
 
 
 def test_what_is_not_float32_goes_to_the_definition(inputs):
-    inputs = [x.double() for x in inputs]
-    assert torch.equal(screening_cpu.screen(*inputs), ms.screen(*inputs))
+    for some in ({0, 1, 2, 3, 4}, {2}, {3}, {4}):
+        given = [x.double() if n in some else x for n, x in enumerate(inputs)]
+        assert torch.equal(screening_cpu.screen(*given), ms.screen(*given))
 
 
 @pytest.mark.parametrize("s", range(1, 1024, 93))

@@ -249,6 +249,15 @@ def test_passkey_documents_are_prompts_with_answers_and_validation_keys_are_apar
                 assert (int(key) % 7 == 0) == held_out
 
 
+def test_the_text_between_helped_questions_grows_with_the_steps():
+    data, longest = passkey("train"), []
+    for data.state in ((0, 1.0), (4000, 0.0)):
+        texts = [data.tokenizer.decode(data[n].tolist()) for n in range(40)]
+        longest.append(max(len(line) for text in texts if TASK not in text
+                           for line in text.split("\n")))
+    assert longest[0] < 80 < 200 < longest[1]
+
+
 def test_the_help_ends_once_the_loss_shows_lookup():
     data = passkey("train")
     least, without = data.losses()
@@ -347,3 +356,14 @@ def test_every_tool_runs_once(tmp_path):
     tables_of = {path.stem: path for path in tmp_path.rglob("*.tsv")}
     assert {*tables_of} >= {"perplexity", "passkey", "abcdigits", "copying2", "copying4", "latency"}
     assert all(len(row["ms"].split()) == 2 for row in read_table(tables_of["latency"]))
+
+
+def test_seeds_that_are_asked_for_come_before_those_of_a_run(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["runs", "passkey", "--print", "--seeds", "7"])
+    runs.main()
+    assert set(re.findall(r"--seed (\d+)", capsys.readouterr().out)) == {"7"}
+
+
+def test_text_before_a_string_wraps_around():
+    text, = copying.spread_texts(range(100), 1, 50, before=10)
+    assert list(text) == [*range(90, 100), *range(50)]

@@ -107,6 +107,8 @@ def test_the_validation_loss_is_the_mean_over_sequences_spread_evenly_and_withou
 def test_a_sample_is_held_out_text_and_how_the_model_continues_it():
     data = [np.frombuffer(TEXT.encode(), np.uint8).astype(int)]
     assert SAMPLE(Fake(), data, train.get_tokenizer("bytes")) == TEXT[:32] + "?"
+    data = [np.frombuffer(b"one\n\ttwo" * 4, np.uint8).astype(int)]
+    assert SAMPLE(Fake(), data, train.get_tokenizer("bytes")) == "one\n\ttwo" * 4 + "?"
 
 
 @pytest.mark.slow
@@ -179,6 +181,24 @@ def test_a_run_that_is_stopped_resumed_and_extended_is_the_same_bit_for_bit(
     assert logs[0] == logs[1]
 
 
+@pytest.mark.parametrize("where", ["here", "in another process"])
+def test_a_stop_between_two_printed_lines_is_saved(tmp_path, monkeypatch, where):
+    monkeypatch.setattr(Curriculum, "stops", {4: signal.SIGINT} if where == "here" else {})
+    own, stops = train.total, count(1)
+
+    def total(x):                                      # the other one stops after four steps
+        return own(x) + float(isinstance(x, float) and next(stops) == 4)
+
+    if where != "here":
+        monkeypatch.setattr(train, "total", total)
+    with pytest.raises(SystemExit) as end:
+        fit(tmp_path / "out", "--steps", "8", "--log-every", "3", data=f"{HERE}.Curriculum")
+    assert end.value.code == 130
+    # A smaller --steps makes no more steps.
+    command("--resume", "--out", tmp_path / "out", "--steps", "3")
+    assert train.read_checkpoint(tmp_path / "out/ckpt.pt")["step"] == 4
+
+
 def test_a_pipe_that_nobody_reads_any_longer_changes_nothing(tmp_path, monkeypatch):
     """As in `python train.py | head -1`."""
     def write(text):
@@ -240,6 +260,14 @@ def test_resume_refuses_another_recipe_and_names_it(trained, monkeypatch, capsys
     assert (trained / "out/ckpt.pt").read_bytes() == before
 
 
+def test_resume_refuses_another_text_to_validate_on(tmp_path, capsys):
+    write(tmp_path, {"val.txt": TEXT})
+    fit(tmp_path / "out", "--steps", "1", "--val", tmp_path / "val.txt")
+    write(tmp_path, {"val.txt": TEXT.replace("beer", "wine")})
+    line = complaint(capsys, "--resume", "--steps", "2", "--out", tmp_path / "out")
+    assert line.startswith("error: --data")
+
+
 def test_resume_refuses_another_text_and_other_code(tmp_path, capsys):
     """The number of sequences and a checksum of 64 of them tell one text from another."""
     ckpt, more = fit(tmp_path / "out", "--steps", "1"), ["--resume", "--out", tmp_path / "out"]
@@ -285,10 +313,12 @@ class Recipe(GatedScreeningTiles):
 
 def test_init_takes_the_model_of_a_checkpoint_and_begins_a_run_that_goes_on(tmp_path):
     """The model's sizes and its weights, and no other flags. What is typed is above a recipe."""
-    flags = ["--model", f"{HERE}.Recipe", "--psi", "2", "--layers", "1", "--lr", "0.5"]
+    flags = ["--model", f"{HERE}.Recipe", "--psi", "2", "--layers", "1", "--lr", "0.5",
+             "--tokenizer", f"{HERE}.large"]
     first = fit(tmp_path / "first", "--steps", "1", *flags)
     args = args_of(["--init", tmp_path / "first/ckpt.pt"])
     assert (args.model, args.lr, args.psi, args.N_L) == (f"{HERE}.Recipe", 0.01, 2, 1)
+    assert args.tokenizer == f"{HERE}.large"
 
     new = ["--seq-len", "32", "--batch-size", "4", "--data", tmp_path / "text.txt", "--lr", "1e-30",
            "--init", tmp_path / "first/ckpt.pt", "--out", tmp_path / "out", "--steps"]
@@ -326,12 +356,28 @@ def test_a_folder_is_its_texts_and_every_twentieth_of_many_is_held_out(tmp_path)
     assert val == [*b"python!!", 256]
 
 
+def test_stdlib_is_the_library_without_its_tests_and_what_was_installed():
+    names = {part for path in train.files_of(["stdlib"]) for part in path.parts[-5:]}
+    assert "argparse.py" in names and not names & {"test", "tests", "site-packages"}
+
+
+@pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="no GPT-2 BPE")
+def test_what_looks_like_end_of_text_in_a_text_is_text():
+    tokens = train.encode("a<|endoftext|>", train.get_tokenizer("gpt2"))
+    assert tokens.tolist().count(50256) == 1
+
+
 def test_of_few_files_the_last_twentieth_of_each_is_held_out(tmp_path):
     """But at least one sequence, T inputs and their targets; of a shorter file, half."""
     write(tmp_path, {"a.txt": "a" * 999, "b.txt": "b" * 1999, "c.txt": "c" * 59, "d.txt": "d" * 7})
     tokens, val = arrays_of(*(tmp_path / f"{name}.txt" for name in "abcd"))
     assert tokens == [*b"a" * 950, *b"b" * 1900, *b"c" * 55, *b"d" * 4]
     assert val == [*b"a" * 49, 256, *b"b" * 99, 256, *b"c" * 4, 256, *b"d" * 3, 256]
+
+
+def test_a_step_has_the_passes_of_all_processes(monkeypatch):
+    monkeypatch.setattr(train, "rank_and_world", lambda: (0, 2))
+    assert args_of(["--seq-len", "32", "--batch-size", "4"]).batch_tokens == 256
 
 
 def test_sequences_cover_the_text_without_replacement_in_an_order_of_the_seed():
@@ -348,6 +394,10 @@ def test_sequences_cover_the_text_without_replacement_in_an_order_of_the_seed():
     assert drawn[0] != drawn[1]
     assert int(text(0).draw(30)[0]) == drawn[1][3]     # whatever was drawn before
     assert [int(text(1).draw(n)[0]) for n in range(27)] != drawn[0]
+
+
+def test_a_vocabulary_of_65_536_has_two_bytes_for_a_token():
+    assert train.dtype_of(SimpleNamespace(n_vocab=2**16)) == np.uint16
 
 
 # A vocabulary that needs four bytes for a token.
@@ -560,6 +610,14 @@ class Leaks(GatedScreeningTiles):
         return super().bound(h) + 0.1 * h.mean(2, keepdim=True)
 
 
+class LeaksLate(GatedScreeningTiles):
+    """From position 64 on each sees the next one."""
+
+    def bound(self, h):
+        u = super().bound(h)
+        return torch.cat([u[:, :, :64], u[:, :, 65:], u[:, :, -1:]], 2)[:, :, : u.shape[2]]
+
+
 def smoothed(config, dtype):
     """A model whose `loss` is not the cross-entropy of its `forward`."""
     model = Multiscreen(config, dtype)
@@ -569,7 +627,8 @@ def smoothed(config, dtype):
 
 
 @pytest.mark.parametrize("name, says", [
-    ("Noisy", None), ("Leaks", "later tokens"), ("smoothed", "not the cross-entropy")])
+    ("Noisy", None), ("Leaks", "later tokens"), ("LeaksLate", "later tokens"),
+    ("smoothed", "not the cross-entropy")])
 def test_a_model_is_tried_before_the_first_step(tmp_path, capsys, name, says):
     """Of 128 random tokens and 128 new ones some are equal by chance, after others that differ."""
     fit(tmp_path / "out", "--steps", "1", "--model", f"{HERE}.{name}", "--seq-len", "128")
