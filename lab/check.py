@@ -62,9 +62,9 @@ class Trial:
         kinds = torch.randperm(self.tokenizer.n_vocab, generator=g)[:256]
         return kinds[torch.randint(len(kinds), (rows, T), generator=g)].to(self.args.device)
 
-    def text(self, seed=1, rows=2):
-        """Inputs and targets, (rows, T) each, two views of one tensor, as in training."""
-        tokens = self.tokens(self.args.seq_len + 1, seed, rows)
+    def text(self, seed=1):
+        """Inputs and targets, (2, T) each, two views of one tensor, as in training."""
+        tokens = self.tokens(self.args.seq_len + 1, seed)
         return tokens[:, :-1], tokens[:, 1:]
 
     def set_seeds(self, plus=0):
@@ -73,7 +73,10 @@ class Trial:
             set_seed(self.args.seed + plus)
 
     def model(self, mode="eval", plus=0):
-        """A new model, built from the seed plus some, and then given the weights."""
+        """A new model, built from the seed plus some, and then given the weights.
+
+        The random numbers that its next pass may draw are those of the seed itself.
+        """
         self.set_seeds(plus)
         model = train.make_model(self.args, self.tokenizer).to(self.args.device)
         if self.weights:
@@ -82,6 +85,7 @@ class Trial:
             model.screen = self.screen
         if self.in_float64:
             model.double()
+        self.set_seeds()
         return model.train(mode == "train")
 
     def nats(self, x, y, mode="eval", plus=0):
@@ -168,11 +172,11 @@ def is_cross_entropy(trial):
 def compare_passes(trial, keeps, replaced):
     """Answer NO if a loss changes, in eval or in train mode, when some other tokens are replaced.
 
-    keeps: (passes, B, T), the tokens that stay, whose losses are compared; replaced: a name of the
+    keeps: (passes, 2, T), the tokens that stay, whose losses are compared; replaced: a name of the
     others. A layer that draws random numbers for some tokens only, such as an expert with dropout,
     gives each token others if some token changes. So a NO counts if training draws none.
     """
-    (x, y), (new_x, new_y) = (trial.text(seed, rows=keeps.shape[1]) for seed in (1, 2))
+    (x, y), (new_x, new_y) = trial.text(seed=1), trial.text(seed=2)
     for mode in ("eval", "train"):
         nats = trial.repeatable_nats(x, y, mode)
         for keep in keeps:

@@ -8,6 +8,7 @@ All other flags go to train.py. Those of the original hold for yours, too, so gi
 is the idea. The default is a small model (--psi 6, 1,000 steps of 1,024 tokens): four minutes on
 two idle cores. A name is one code and one list of flags, and its runs are out/idea/NAME-SEED of the
 current folder.
+
 You may edit while it runs: all seeds have the code of the command's start. If you stop the command,
 undo what you edited and repeat it to go on; what is finished is not trained again.
 """

@@ -394,6 +394,17 @@ def test_a_right_model_passes(cls, monkeypatch):
         assert answer == ("-" if name in UNTRIED.get(cls, ()) else "yes"), f"{name}: {why}"
 
 
+class EvalNoise(Gate):
+    """Noise in eval mode, too."""
+    def change(self, g):
+        return g * (1 + 0.05 * torch.randn_like(g))
+
+
+def test_two_models_draw_the_same_random_numbers():
+    trial = trial_of("--model", f"{__name__}.EvalNoise", "--seq-len", "64")
+    assert check.answer(check.is_cross_entropy, trial) == ("yes",)
+
+
 def test_a_checkpoint_is_tried_with_its_own_weights(tmp_path, capsys, monkeypatch):
     args = train.get_args(["--psi", "2", "--seq-len", "40", "--device", "cpu"])
     torch.manual_seed(0)
