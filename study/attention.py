@@ -82,6 +82,7 @@ class Local(Block):
             self.nearby = 64
         else:
             self.rope_scale = None
+            self.flattest = math.inf                   # in study/local.py: no slopes, m = 0
 
 
 @transformer_of

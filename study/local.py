@@ -17,33 +17,20 @@ Softmax = attention.Local
 
 
 def in_layout(mechanism):
-    """A mechanism that needs nothing but the windows and positions of `Local`, in this layout."""
+    """A mechanism with the windows and positions of `Local`."""
     block = mechanism.block
     return attention.transformer_of(type(block.__name__, (Softmax.block, block), {}))
 
 
 NoPE = in_layout(attention.NoPE)
+ALiBi = in_layout(attention.ALiBi)
 SSMax = in_layout(attention.SSMax)
 OffByOne = in_layout(attention.OffByOne)
+Sigmoid = in_layout(attention.Sigmoid)                 # its bias counts keys in all layers
 Entmax = in_layout(attention.Entmax)
 StickBreaking = in_layout(attention.StickBreaking)
 Forgetting = in_layout(attention.Forgetting)
 Selective = in_layout(attention.Selective)
-
-
-@attention.transformer_of
-class ALiBi(Softmax.block, attention.ALiBi.block):
-    """Slopes in the windows. The other layers are those of softmax without positions."""
-
-    def __init__(self, config, dtype=None, number=1):
-        super().__init__(config, dtype, number)
-        if self.nearby == math.inf:
-            self.flattest = math.inf                   # m = 0
-
-
-@attention.transformer_of
-class Sigmoid(ALiBi.block, attention.Sigmoid.block):
-    """Slopes in the windows; the bias depends on the number of keys in all layers."""
 
 
 @attention.transformer_of
