@@ -299,32 +299,35 @@ def test_every_training_of_the_table_has_flags_of_train_py():
 
 
 def test_what_is_finished_is_skipped_and_what_diverged_is_left(tmp_path, monkeypatch):
-    ran, ckpt, codes = [], {"finished": True, "args": {"steps": 2}}, {"train": 0, "tool": 0}
+    def left(steps):
+        run = runs.Run("a", f"--psi 2 --steps {steps}", {f"b{steps}": "-m tool"})
+        return [command.split()[1] for command in runs.commands(tmp_path, run, 0)]
+
+    ckpt = {"finished": True, "args": {"steps": 2}}
+    monkeypatch.setattr(runs, "read_checkpoint", lambda path: ckpt)
+    assert left(2) == ["train", "tool"]
+    (tmp_path / "ckpt.pt").touch()
+    assert left(2) == ["tool"]
+    (tmp_path / "b2.tsv").touch()
+    assert left(2) == []
+    assert left(4) == ["train", "tool"]                # the checkpoint is at step 2
+    ckpt["finished"] = False
+    assert left(2) == ["train"]
+    (tmp_path / "log.tsv").write_text("step\tloss\tgrad_norm\n1\t5.5\tinf\n")
+    assert left(2) == []
+
+
+def test_a_run_ends_with_the_first_command_that_fails(monkeypatch):
+    ran, codes = [], {"train": 0, "tool": 1, "other": 0}
 
     def run(words, env):
         ran.append(words[2])
-        if words[2] == "train":
-            (tmp_path / "ckpt.pt").touch()
         return SimpleNamespace(returncode=codes[words[2]])
 
-    def do():
-        ran.clear()
-        return runs.do(tmp_path, of_run), [*ran]
-
-    monkeypatch.setattr(runs, "read_checkpoint", lambda path: ckpt)
     monkeypatch.setattr(runs, "subprocess", SimpleNamespace(run=run))
-    of_run = runs.commands(tmp_path, runs.Run("a", "--psi 2", {"b": "-m tool"}, (2, 4)), 0)
-    assert do() == (None, ["train", "tool", "train", "tool"])
-    (tmp_path / "b2.tsv").touch()
-    assert do() == (None, ["train", "tool"])           # to step 4: the checkpoint is at 2
-    ckpt["finished"] = False
-    assert do() == (None, ["train", "train", "tool"])
-    codes["tool"] = 1
-    assert do() == (of_run[3][0], ["train", "train", "tool"])
-    codes["train"] = runs.DIVERGED
-    assert do() == (of_run[3][0], ["train", "train", "tool"])
-    (tmp_path / "log.tsv").write_text("step\tloss\tgrad_norm\n1\t5.5\tinf\n")
-    assert do() == (None, [])
+    assert runs.do(["-m train --psi 2", "-m tool", "-m other"]) == "-m tool"
+    assert ran == ["train", "tool"]
+    assert runs.do(["-m train", "-m other"]) is None
 
 
 def test_a_run_has_its_own_seeds_the_tuned_rate_and_its_name_in_the_tables(
@@ -359,12 +362,6 @@ def test_every_tool_runs_once(tmp_path):
     tables_of = {path.stem: path for path in tmp_path.rglob("*.tsv")}
     assert {*tables_of} >= {"perplexity", "passkey", "abcdigits", "copying2", "copying4", "latency"}
     assert all(len(row["ms"].split()) == 2 for row in read_table(tables_of["latency"]))
-
-
-def test_seeds_that_are_asked_for_come_before_those_of_a_run(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["runs", "passkey", "--print", "--seeds", "7"])
-    runs.main()
-    assert set(re.findall(r"--seed (\d+)", capsys.readouterr().out)) == {"7"}
 
 
 def test_text_before_a_string_wraps_around():
