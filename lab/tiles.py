@@ -56,17 +56,15 @@ def measure(model, tokens):
     return tiles, maps
 
 
-def print_summary(tiles, T_train):
-    """Print a row for each layer, and one for all."""
+def summary_of(tiles, T_train):
+    """A row for each layer, and one for all. longer: windows w of more than T_train tokens."""
     table = pd.DataFrame(tiles)
     table["long"], table["empty"] = table.w > T_train, table.alive == 0
     layers = pd.concat([table, table.assign(layer="all")]).groupby("layer", sort=False)
-    summary = layers.agg(
+    return layers.agg(
         tiles=("w", "size"), w_least=("w", "min"), w_median=("w", "median"), w_most=("w", "max"),
         longer=("long", "sum"), r_median=("r", "median"), alive=("alive", "mean"),
         empty=("empty", "sum"))
-    print(f"longer: windows w of more than {T_train} tokens; empty: tiles without any weight")
-    print(summary.to_string(float_format="{:.3g}".format))
 
 
 def six_of(tiles):
@@ -133,7 +131,9 @@ def main():
         sys.exit(f"error: {args.ckpt} is a {run.flags['model']}, which has no windows")
     tokens = run.tokenizer.encode_ordinary(args.text)[:TOKENS]
     tiles, maps = measure(run.model, torch.tensor([tokens], device=args.device))
-    print_summary(tiles, run.flags["seq_len"])
+    T_train = run.flags["seq_len"]
+    print(f"longer: windows w of more than {T_train} tokens; empty: tiles without any weight")
+    print(summary_of(tiles, T_train).to_string(float_format="{:.3g}".format))
     run.setting = "as trained"
     for tile in tiles:
         run.add(text="ours" if args.text == TEXT else args.text[:40], **tile)
@@ -142,7 +142,7 @@ def main():
     def beside(name):
         return run.path.with_name(f"{run.path.stem}_{name}.png")
 
-    draw_windows(tiles, run.flags["w_th"], run.flags["seq_len"], beside("windows"))
+    draw_windows(tiles, run.flags["w_th"], T_train, beside("windows"))
     draw_maps(tiles, maps, len(tiles) // len(run.model.layers), beside("maps"))
     six = six_of(tiles)
     if six:
