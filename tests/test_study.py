@@ -44,7 +44,7 @@ def test_a_family_of_differences_by_hand():
         [0.03, 0.06, 0.06, math.nan], nan_ok=True)
 
 
-@pytest.mark.parametrize("column", ["lr", "step", "data", "code", "parameters", "w_th", "seq_len"])
+@pytest.mark.parametrize("column", ["lr", "step", "data", "code", "commit", "parameters", "w_th"])
 def test_runs_that_are_not_alike_have_no_mean(column):
     table = rows(model=["a", "a", "b"], seed=[0, 1, 0], value=[1.0, 2.0, 3.0])
     assert len(tables.by_seed(table.assign(**{column: [1, 1, 2]}))) == 3
