@@ -163,13 +163,6 @@ def scale_queries(model, c):
         layer.encode = encode
 
 
-def print_means(rows, by, names):
-    """Print the means of some columns by setting, log-scale, if any, and another column."""
-    rows = pd.DataFrame(rows)
-    groups = [name for name in ("setting", "log_scale", by) if name in rows]
-    print(rows.groupby(groups, sort=False)[names].mean().round(3), "\n")
-
-
 def main():
     p = get_parser(__doc__)
     add_settings(p)
@@ -201,7 +194,8 @@ def main():
                 for row in rows:
                     run.add(log_scale=c, before=args.before, candidates=args.candidates, pair=n,
                             **row)
-    print_means(run.rows, "distance", ["cost", "gain", "right", "reordered", "near_miss"])
+    means = pd.DataFrame(run.rows).groupby(["setting", "log_scale", "distance"], sort=False)
+    print(means[["cost", "gain", "right", "reordered", "near_miss"]].mean().round(3), "\n")
     run.write()
 
 
