@@ -236,6 +236,19 @@ def passkey(part, T=512):
     return curriculum.Passkey(args, get_tokenizer("bytes"), part)
 
 
+def test_documents_of_abcdigits_help_until_the_loss_has_shown_lookup():
+    args = SimpleNamespace(seq_len=256, seed=5, batch_tokens=8 * 256)
+    data = curriculum.ABCDigits(args, get_tokenizer("bytes"), "train")
+    for _ in range(100):
+        data.observe(0.72)
+    assert data.help_at(99_999) == (0.5, 2)
+    for _ in range(220):
+        data.observe(0.58)
+    share, base = data.help_at(0)
+    assert share == 0
+    assert 1.1 < base < 2
+
+
 def test_passkey_documents_are_prompts_with_answers_and_validation_keys_are_apart():
     for part, held_out in (("train", False), ("val", True)):
         data = passkey(part)
@@ -342,11 +355,12 @@ def test_a_run_has_its_own_seeds_the_tuned_rate_and_its_name_in_the_tables(
         tuned[folder] = {"flags": {"lr": lr}, "loss": loss, "diverged": diverged}
     monkeypatch.setattr(runs, "OUT", tmp_path)
     monkeypatch.setattr(runs, "read_run", tuned.get)
-    monkeypatch.setattr(sys, "argv", ["runs", "reason", "passkey", "--print"])
+    monkeypatch.setattr(sys, "argv", ["runs", "reason", "passkey", "rates", "--print"])
     runs.main()
     trained = [line for line in capsys.readouterr().out.splitlines() if "-m train" in line]
     for words, n in (("local.Softmax --layers 6 --tiles 4 --d-E 112 --lr 0.25 ", 4),
-                     ("--lr RATE", 4), ("--w-th 8192", 5), ("attention.Softmax", 3)):
+                     ("--lr RATE", 4), ("--w-th 8192", 5), ("--layers 16 ", 2 + 2),
+                     ("attention.Softmax --layers 4 ", 3)):
         assert sum(words in line for line in trained) == n, words
 
     runs.join_tables(tmp_path, {folder: "softmax"})
