@@ -37,15 +37,6 @@ if os.environ.get("EXERCISES"):
 SECONDS = 60                                           # an exercise that takes longer hangs
 HUNG, ENDED = "this did not finish", "your code ended the program"
 
-# What multiscreen.py has of the exercises, each after those that it may use, with their helpers.
-IN_ORDER = [
-    "window", "acceptance", "unit", "mipe_angle", "mipe", "trim", "softmask", "relevance", "screen",
-    "tanh_norm", "KeyCache", "GatedScreeningTiles.initialize", "GatedScreeningTiles.project",
-    "GatedScreeningTiles.gate", "GatedScreeningTiles.screening", "GatedScreeningTiles.forward",
-    "Multiscreen.__init__", "Multiscreen.embed",
-    "Multiscreen.logits", "Multiscreen.head", "Multiscreen.loss", "Multiscreen.nats",
-    "Multiscreen.generate", "Multiscreen.stream"]
-
 
 def fail(message):
     """End the test with this message."""
@@ -77,10 +68,11 @@ def server():
     return process, folder
 
 
-def ask(part, name, cases, given):
+def ask(part, name, cases, given, others):
     """What your file's function returns in each case: a list of what `child.results` returns.
 
     cases: (inputs, trained) each. given: the text of the multiscreen.py that your file may import.
+    others: the names of those of its functions that stand in for yours.
     """
     path = FOLDER / f"{part}.py"
     if not path.is_file():
@@ -92,7 +84,7 @@ def ask(part, name, cases, given):
         folder = Path(folder)
         shutil.copy(path, folder)
         (folder / "multiscreen.py").write_text(given)
-        torch.save((part, name, cases), folder / "request.pt")
+        torch.save((part, name, cases, [*others]), folder / "request.pt")
         process.stdin.write(f"{folder}\t{SECONDS}\n")
         process.stdin.flush()
         code = process.stdout.readline().strip()
@@ -106,18 +98,16 @@ def ask(part, name, cases, given):
         return torch.load(folder / "results.pt", weights_only=True)
 
 
-def before(name):
-    """multiscreen.py as a text, without the exercise `name` and those after it.
+def without(*names):
+    """multiscreen.py as a text without these functions, methods and classes.
 
-    Its functions and KeyCache stand in for yours, as __all__ says.
+    Each equation is written once, so what is left calls them and does not have their code.
     """
-    n, = (n for n, there in enumerate(IN_ORDER) if there.rpartition(".")[2] == name)
     tree = ast.parse(inspect.getsource(multiscreen))
-    for node, prefix in [(tree, "")] + [(c, f"{c.name}.") for c in tree.body
-                                        if isinstance(c, ast.ClassDef)]:
-        node.body = [x for x in node.body
-                     if f"{prefix}{getattr(x, 'name', '')}" not in IN_ORDER[n:]]
-    return f"{ast.unparse(tree)}\n__all__ = {[x for x in IN_ORDER[:n] if '.' not in x]}"
+    for place in [tree, *tree.body]:
+        if isinstance(place, (ast.Module, ast.ClassDef)):
+            place.body = [part for part in place.body if getattr(part, "name", "") not in names]
+    return ast.unparse(tree)
 
 
 def missing(name, folder):
@@ -149,8 +139,8 @@ class Exercise:
     """What is compared, and what to say. right: the right function, or class.
 
     mistakes: pairs (a wrong one, what to say to those who have its results). hint: what to say
-    where no mistake is known, and the case has no hint of its own. given: see `ask`. gradients:
-    whether the gradients of all inputs are compared, too.
+    where no mistake is known, and the case has no hint of its own. given, others: see `ask`.
+    gradients: whether the gradients of all inputs are compared, too.
     """
     part: str
     name: str
@@ -158,6 +148,7 @@ class Exercise:
     mistakes: tuple = ()
     hint: str = ""
     given: str = ""
+    others: tuple = ()
     gradients: bool = True
 
     def grade(self, *cases):
@@ -189,7 +180,8 @@ class Exercise:
 
     def yours(self, cases):
         """The results of your function in each case."""
-        return ask(self.part, self.name, [self.request(case) for case in cases], self.given)
+        return ask(self.part, self.name, [self.request(case) for case in cases], self.given,
+                   self.others)
 
     def results(self, written, case):
         """The results of right or wrong code."""

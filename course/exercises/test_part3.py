@@ -211,14 +211,17 @@ HINTS = {
 def given():
     """What `gradients` may use: the right functions of all other exercises, as a text."""
     blocks = [f for name, f in RIGHT.items() if name != "gradients"]
-    return "\n\n".join([grade.before("relevance"), "import sys\nms = sys.modules[__name__]",
-                        *map(inspect.getsource, (gradient, *blocks)),
-                        f"__all__ = {[f.__name__ for f in blocks]}"])
+    of_ms = grade.without("relevance", "screen")
+    return "\n\n".join([of_ms, "import sys\nms = sys.modules[__name__]",
+                        *map(inspect.getsource, (gradient, *blocks))])
 
 
 def check(name, *cases):
-    grade.Exercise("part3_derivative", name, RIGHT[name], MISTAKES[name], HINTS[name],
-                   given() if name == "gradients" else "", gradients=False).grade(*cases)
+    exercise = grade.Exercise("part3_derivative", name, RIGHT[name], MISTAKES[name], HINTS[name],
+                              gradients=False)
+    if name == "gradients":
+        exercise.given, exercise.others = given(), RIGHT.keys() - {name}
+    exercise.grade(*cases)
 
 
 case = functools.partial(grade.case, tolerance=1e-9)   # in float64
