@@ -107,7 +107,6 @@ SAID = [
         ("import os; os._exit(0)", "your code ended the program, with exit code 0"),
         ("s -= 1", "a tensor was changed in place"),
         ("s.data.sub_(1); return s + 0", "trim changes its input s in place"),
-        ("return s * torch.rand(())", "trim has another result when it is called again"),
         (TRIM.removeprefix("return "), "and is nothing: is a return missing?"),
         ("return [s, s]", "the value of trim should be a tensor, and is 2 things"),
         (TRIM.replace("r)", "float(r))", 1), "is the input detached, or turned"),
