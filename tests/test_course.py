@@ -123,9 +123,9 @@ SAID = [
      "should be 1. Only index 2 of axis 0 is wrong, of 3"),
     # Two matrices that are alike, all layers, and another seed.
     (2, "initialize", "W_K = nn.Parameter(0.1 / math.sqrt(K) * torch.randn(E, H, K))",
-     "W_K = nn.Parameter(self.W_Q.clone())", "other matrices equal to a W_Q of initialize is 3;"),
+     "W_K = nn.Parameter(self.W_Q.clone())", "other matrices like a W_Q of initialize is 3;"),
     (2, "initialize", "c = self.config\n", "c = self.config; torch.manual_seed(0)\n",
-     "other matrices equal to a W_Q of initialize is 15;"),
+     "other matrices like a W_Q of initialize is 15;"),
     (4, "similarity_kernel", "@triton.jit\ndef similarity", "def similarity", "is no kernel"),
     (4, "similarity_kernel", ', input_precision="ieee"', "", "tl.dot needs input_precision"),
     (4, "similarity_kernel", "tl.program_id(1) * BJ", "tl.program_id(1) * BI",

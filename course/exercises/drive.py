@@ -11,7 +11,6 @@ import torch
 import multiscreen as ms
 from course.exercises.child import Wrong, own
 
-SIZES = {"vocab_size": 40, "N_L": 2, "N_H": 3, "d_E": 24, "w_th": 100.0}
 METHODS = dict.fromkeys(("project", "gate", "screening", "forward"), "GatedScreeningTiles")
 METHODS |= dict.fromkeys(("embed", "logits", "loss", "generate"), "Multiscreen")
 CLASSES = METHODS | {"cache": "KeyCache", "initialize": "Multiscreen",
@@ -40,13 +39,40 @@ def yours(file, name):
 def call_of(name, written, added=()):
     """What you wrote, or right or wrong code, as a test calls it: a function of tensors.
 
-    A method stands in a layer or model of multiscreen.py, with what you have added to the class.
+    A method stands in a model of multiscreen.py or its first layer, with what you have added.
     """
     if name not in METHODS:
         return functools.partial(CALLS[name], written) if name in CALLS else written
     kind = type("Yours", (getattr(ms, METHODS[name]),), dict(added) | {name: written})
-    made = {"GatedScreeningTiles": a_layer, "Multiscreen": a_model}[METHODS[name]]
-    return lambda *inputs: CALLS.get(name, written)(made(kind), *inputs)
+
+    def call(*inputs):
+        if METHODS[name] == "Multiscreen":
+            place = a_model(kind)
+        else:
+            place = a_model(ms.Multiscreen, tiles=kind).layers[0]
+        return CALLS.get(name, written)(place, *inputs)
+
+    return call
+
+
+# Mean and deviation of the numbers in a model whose parts all count: |q| and |v| are about 1.
+NUMBERS = {"W_Q": (0, 0.05), "W_K": (0, 0.015), "W_V": (0, 0.02), "W_G": (0, 0.2), "W_O": (0, 0.2),
+           "s_w": (1.5, 0.5), "s_r": (1.2, 0.5), "s_O": (0, 0.5), "W_E": (0.03, 0.02),
+           "s_E": (0.7, 0), "s_F": (1.3, 0)}
+
+
+@torch.no_grad()
+def a_model(kind, **options):
+    """A small model of this class, far from its initial values."""
+    model = kind(ms.Config(vocab_size=40, N_L=2, N_H=3, d_E=24, w_th=100.0), **options)
+    g = random(0)
+    for name, p in model.named_parameters():
+        p.normal_(*NUMBERS[name.rpartition(".")[2]], generator=g)
+    for layer in model.layers:
+        layer.W_K.add_(layer.W_Q)                      # so keys pass Trim
+        layer.s_w[0] = torch.inf
+        layer.w_th = model.config.w_th                 # as in the stubs
+    return model
 
 
 def named(f, names, inputs):
@@ -75,48 +101,7 @@ def gradients(f, *inputs):
     return named(f, ("dq", "dk", "dv", "dw", "dr"), inputs)
 
 
-# ---------------------------------------------------------------------- layers and models
-
-@torch.no_grad()
-def enliven(layer, seed=0):
-    """Move parameters far from their initial values: w from 3.7 to inf, r from 0.62 to 0.88."""
-    g = random(seed)
-    E, H, K = layer.W_Q.shape
-    layer.s_w.copy_(torch.linspace(3.0, 1.0, H))
-    layer.s_w[0] = torch.inf
-    layer.s_r.copy_(torch.linspace(0.5, 2.0, H))
-    layer.s_O.uniform_(-1.0, 1.0, generator=g)
-    layer.W_Q.copy_(0.05 * torch.randn(E, H, K, generator=g))              # so |q| is about 1
-    layer.W_K.copy_(layer.W_Q + 0.015 * torch.randn(E, H, K, generator=g))
-    for W in (layer.W_G, layer.W_O):
-        W.copy_(0.2 * torch.randn(W.shape, generator=g))
-    layer.W_V.copy_(0.02 * torch.randn(layer.W_V.shape, generator=g))      # so |v| is about 1
-
-
-def a_layer(kind):
-    """A layer of this class, alive."""
-    layer = kind(ms.Config(**SIZES))
-    layer.w_th = SIZES["w_th"]                         # as in the stubs
-    enliven(layer)
-    return layer
-
-
-def a_model(kind):
-    """A model of this class, with layers that are alive."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = kind(ms.Config(**SIZES))
-    with torch.no_grad():
-        model.W_E.add_(0.03 * torch.randn(SIZES["d_E"], generator=random(0)))     # tokens alike
-        model.s_E.fill_(0.7)
-        model.s_F.fill_(1.3)
-    for n, layer in enumerate(model.layers):
-        enliven(layer, n)
-        layer.s_O.data.add_(3)                         # else the last token decides
-    return model
-
-
-# ------------------------------------------ the calls of exercises that are no plain call
+# --------------------------------------------------------------------------------- part 2
 
 def in_pieces(method, layer, x, pieces, axis):
     """method(x, screen) without a cache, or with one that drops keys, for x in pieces."""
@@ -126,7 +111,7 @@ def in_pieces(method, layer, x, pieces, axis):
     if not pieces:
         return method(x, screen)
     cache, found = ms.KeyCache(), []
-    layer.s_w.data.copy_(torch.tensor([1.0, 0.0, 1.2]))
+    layer.s_w.data.clamp_(max=1.2)
     for part in x.split(pieces, 1):
         found.append(method(part, screen, cache))
         if cache.k is not None:
@@ -154,29 +139,27 @@ def cache(kind, k, v, w):
     return {"what queries see": torch.cat(found, 2), "cache.end": torch.tensor(ends)}
 
 
-def initialize(kind, what):
-    """A scale of a new model, or what is seen of a matrix's numbers."""
+def initialize(kind, names):
+    """New parameters of all layers: the scales, or what is seen of a matrix's numbers."""
     models = []
     for seed in (0, 1):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             models.append(kind(ms.Config(vocab_size=300, N_L=3, N_H=5, d_E=81, w_th=100.0)))
-    named = [p.detach() for n, p in models[0].named_parameters() if n.rpartition(".")[2] == what]
-    x = torch.cat([p.flatten() for p in named])
-    if named[0].ndim == 1:
-        return {what: x}
-    equal = sum(torch.equal(p, q) for p in named for model in models for q in model.parameters())
-    return {f"the standard deviation of {what}": x.std(), f"the mean of {what}": x.mean(),
-            f"the number of other matrices equal to a {what}": torch.tensor(equal - len(named)),
-            f"sqrt(pi/2) times the mean of abs({what})": math.sqrt(math.pi / 2) * x.abs().mean()}
-
-
-def loss(model, tokens, targets):
-    found = model.loss(tokens, targets)
-    model.s_F.grad = torch.zeros(1)
-    if torch.is_tensor(found) and found.numel() == 1 and found.requires_grad:
-        found.backward()
-    return {"the value": found, "the gradient dL/ds_F": model.s_F.grad}
+    found = {}
+    for name, std in names.items():
+        made = [p.detach() for n, p in models[0].named_parameters() if n.endswith(name)]
+        x = torch.cat([p.flatten() for p in made]) / std
+        if made[0].ndim == 1:
+            found[name] = x
+            continue
+        alike = sum(torch.equal(p, q) for p in made for model in models for q in model.parameters())
+        found |= {f"the standard deviation of {name}, divided by {std:.4g}": x.std(),
+                  f"sqrt(pi/2) times the mean of abs({name}), divided by {std:.4g}":
+                      math.sqrt(math.pi / 2) * x.abs().mean(),
+                  f"the mean of {name}": x.mean(),
+                  f"the number of other matrices like a {name}": torch.tensor(alike - len(made))}
+    return found
 
 
 def generate(model, tokens, n):
@@ -187,13 +170,12 @@ def generate(model, tokens, n):
         return ms.screen(q, *inputs)
 
     model.screen = count
-    model.s_F.data.fill_(-2)                           # flat: sampling finds other tokens
+    for layer in model.layers:
+        layer.s_O.data.add_(3)                         # else the last token decides
     found = model.generate(tokens, n)
     later = torch.tensor(lengths[len(model.layers) :])
     return {"the value": found, "the number of tokens in a step after the prompt": later.max()}
 
-
-# ------------------------------------------------------------------------- the whole model
 
 def with_weights(kind, config, weights):
     """A model of this class with these weights, without its `initialize`."""
@@ -207,30 +189,33 @@ def whole_model(kind, config, weights, tokens, n):
     return {"the logits": model(tokens), "the new tokens": model.generate(tokens[:, :6], n)}
 
 
-def train(kind, config, weights, text, steps):
-    """The losses of these steps by the paper's recipe, and the gradients of the first.
+def train(kind, config, weights, text):
+    """The losses of three steps by the paper's recipe, and the gradients of the first.
 
-    The gradients are those of 10^4 times the loss: those of s_w are small, and must be right, too.
+    Prints the losses of 100 steps. The gradients are those of 10^4 times the loss: those of s_w are
+    small, and must be right, too.
     """
     model, g, losses, gradients = with_weights(kind, config, weights), random(0), [], {}
     optimizer = torch.optim.AdamW(model.parameters(), lr=2**-4, betas=(0.9, 0.95), weight_decay=0)
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.02, total_iters=50)
-    for step in range(steps):
+    for step in range(1, 101):
         starts = torch.randint(len(text) - 32, (4,), generator=g).tolist()
         x = torch.stack([text[n : n + 33] for n in starts])
         loss = model.loss(x[:, :-1], x[:, 1:])
+        losses.append(loss.item())
+        if step < 4 or step % 10 == 0:
+            print(f"{kind.__module__}: step {step}, loss {losses[-1]:.4f}")
         optimizer.zero_grad()
         loss.backward()
-        if step == 0:
+        if step == 1:
             gradients = {f"10^4 dL/d({name})": torch.zeros_like(p) if p.grad is None else
                          1e4 * p.grad for name, p in model.named_parameters()}
         optimizer.step()
         warmup.step()
-        losses.append(loss.item())
-    return gradients | {"the losses": torch.tensor(losses)}
+    return gradients | {"the losses": torch.tensor(losses[:3])}
 
 
 # By the names that tests and messages have for them.
 CALLS = {f.__name__: f for f in (mipe_angle, pairs, gradients, screening, forward, cache,
-                                 initialize, loss, generate)}
+                                 initialize, generate)}
 CALLS |= {"the whole model": whole_model, "training": train}

@@ -168,9 +168,7 @@ class Exercise:
         """The inputs, and which of them get gradients, {position: name}."""
         if not self.gradients:
             return case.inputs, {}
-        names = list(inspect.signature(drive.CALLS.get(self.name, self.right)).parameters)
-        if self.name in drive.CALLS or names[0] == "self":
-            names = names[1:]
+        names = [name for name in inspect.signature(self.right).parameters if name != "self"]
         return case.inputs, {n: names[n] for n, x in enumerate(case.inputs)
                              if torch.is_tensor(x) and x.is_floating_point()}
 
