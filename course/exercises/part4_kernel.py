@@ -55,7 +55,7 @@ def bounds_kernel(W, OUT, i0, T, S, BI: tl.constexpr, BJ: tl.constexpr):
 
     OUT: (blocks, 2), int32. lo is a multiple of BJ, so that the kernels can loop by
     `for j0 in range(lo, hi, BJ)`. This loop covers every key that a query of the block sees, and
-    visits no block of keys without one. If the queries see no key at all, lo = hi. w may
+    visits no block of keys without one. If the queries see no key at all, hi = lo. w may
     be inf: clamp it to 2^30 before you convert it to an integer.
     """
     raise NotImplementedError("Exercise 4.3: the loop bounds of a window")

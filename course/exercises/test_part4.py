@@ -16,7 +16,6 @@ if os.environ["TRITON_INTERPRET"] != "1":
 
 from course.exercises import grade  # noqa: E402
 from course.exercises.grade import case, correlated, random  # noqa: E402
-from course.exercises.launch import visited  # noqa: E402
 from course.exercises.mistakes import (  # noqa: E402
     DIVIDED,
     FACTORS,
@@ -50,8 +49,8 @@ def relevance_kernel(q, k, w, r, i0, BI, BJ, z_and_m=root_and_mask):
 
 
 def bounds_kernel(T, S, w, i0, BI, BJ):
-    """How often the loop of each block of queries visits each key, (blocks, keys)."""
-    visits = []
+    """For each block of queries, where its loop over the keys begins and ends, (blocks, 2)."""
+    found = []
     for t0 in range(0, T, BI):
         i = i0 + t0
         last = i0 + min(t0 + BI, T) - 1
@@ -60,21 +59,17 @@ def bounds_kernel(T, S, w, i0, BI, BJ):
         end = min(last + 1, S)
         lo = first // BJ * BJ
         hi = end if first < end else lo
-        visits.append(visited(lo, hi, S, BJ))
-    return torch.stack(visits)
+        found.append([lo, hi])
+    return torch.tensor(found)
 
 
-def in_loop(q, k, w, i0, BI, BJ):
-    """Which keys (T, S) the loop of the query's block visits."""
-    visits = bounds_kernel(len(q), len(k), w, i0, BI, BJ)
-    return visits[torch.arange(len(q)) // BI, : len(k)]
-
-
-def in_last_turn(q, k, w, i0, BI, BJ):
-    """Which keys (T, S) the last turn of this loop visits."""
-    visits = in_loop(q, k, w, i0, BI, BJ)
+def in_loop(q, k, w, i0, BI, BJ, turns=INF):
+    """Which keys (T, S) the loop of the query's block visits, or its last turns alone."""
+    bounds = bounds_kernel(len(q), len(k), w, i0, BI, BJ)[torch.arange(len(q)) // BI]
+    lo, hi = bounds[:, :1], bounds[:, 1:]
+    end = (hi + BJ - 1) // BJ * BJ                     # of the last block
     j = torch.arange(len(k))
-    return visits * (j >= (visits * j).amax(1, keepdim=True) // BJ * BJ)
+    return (lo <= j) & (j < end) & (j >= end - turns * BJ)
 
 
 # In one case of the next two NaN stands outside the window.
@@ -180,12 +175,12 @@ MISTAKES = {
         ("min(t0 + BI, T) - 1", "t0 + BI - 1", "the last query of the last block is T - 1"),
         ("i0 + t0", "i0", "min(t0 + BI, T)", "min(BI, T)", f"each {PROGRAM}"),
         ("i0 + t0", "t0", "i0 + min", "min", "i0 is ignored: query t is at position i0 + t"),
-        ("end if first < end else lo", "end", "where the block sees no key, lo = hi")),
+        ("end if first < end else lo", "end", "where the block sees no key, hi = lo")),
     "forward_kernel": [
         *of_alpha(forward_kernel),
         *edits(forward_kernel,
                ("z_and_m(q,", "z_and_m(first_block(q, BI),", f"each {PROGRAM}"),
-               ("in_loop", "in_last_turn", "only the last block of keys counts: add up, h += .."))],
+               ("BI, BJ))", "BI, BJ, 1))", "only the last block of keys counts: add up, h += .."))],
     "dq_kernel": [
         *of_pairs(dq_kernel),
         *edits(dq_kernel,
@@ -195,7 +190,7 @@ MISTAKES = {
                (" * (dh @ v.T)", "", "dh . v is missing: dz = 2 z m (dh . v)"),
                ("dh @", "first_block(dh, BI) @", "each program takes the first block of dh: it "
                 "begins at program_id(0) * BI"),
-               ("in_loop", "in_last_turn", "only the last block of keys counts: add up, dq += "
+               ("BI, BJ))", "BI, BJ, 1))", "only the last block of keys counts: add up, dq += "
                 ".."))],
 }
 
@@ -263,8 +258,8 @@ def test_relevance_kernel():
 
 def test_bounds_kernel():
     check("bounds_kernel", *cases(
-        lambda T, S, w: (T, S, torch.tensor([w])), "row n says how often the loop of block n "
-        "visits each key. If w is inf, clamp it to 2^30 before you make it an integer", *SIZES,
+        lambda T, S, w: (T, S, torch.tensor([w])), "row n has lo and hi of block n of the "
+        "queries. If w is inf, clamp it to 2^30 before you make it an integer", *SIZES,
         (64, 64, 0, 1.0, 32, 16), (64, 64, 0, 17.25, 32, 16), (40, 20, 0, 9.0, 32, 16),
         (40, 20, 1, INF, 32, 16), (32, 100, 68, 16.0, 32, 16), (32, 20, 2**21, INF, 32, 16)))
 
