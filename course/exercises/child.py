@@ -3,6 +3,7 @@
 It gets your file, the inputs, and as multiscreen.py those right functions that the exercise may
 use. It sends back tensors and texts, which grade.py compares with the right results.
 """
+import contextlib
 import importlib
 import importlib.util
 import multiprocessing
@@ -115,6 +116,9 @@ def serve():
     Prints the exit code of that process, or None if the time was up. Only this process imports
     torch, which takes a second.
     """
+    # Once for all processes: it takes half a second, and is only on Linux.
+    with contextlib.suppress(ImportError):
+        importlib.import_module("triton")
     for line in sys.stdin:
         folder, seconds = line.rstrip("\n").split("\t")
         process = multiprocessing.get_context("fork").Process(target=run, args=(folder,),

@@ -161,7 +161,8 @@ class Exercise:
             wrong = [what for what in ["an error", *wanted]
                      if not agree(mine.get(what), wanted.get(what), case)]
             if wrong:
-                causes = self.causes_of(found, cases, n)
+                seen = cases[: n + 1]
+                causes = self.causes_of(found, cases) or self.causes_of(found, seen)
                 fail(message(case, causes, mine, wanted, wrong, self.name, self.hint))
 
     def request(self, case):
@@ -181,19 +182,12 @@ class Exercise:
         """The results of right or wrong code."""
         return child.results(drive.call_of(self.name, written), "", *self.request(case))
 
-    def causes_of(self, found, cases, n):
-        """What to say about the mistakes that have your results in the cases up to n.
-
-        Where several have, those count that have them in all cases, if there are any.
-        """
-        def alike(mistakes, some):
-            return [(wrong, cause) for wrong, cause in mistakes
-                    if all(same(self.results(wrong, cases[m]), found[m], cases[m]) for m in some)]
-
-        known = alike(self.mistakes, range(n + 1))
-        if len(known) > 1:
-            known = alike(known, range(n + 1, len(cases))) or known
-        return list(dict.fromkeys(cause for _, cause in known))
+    def causes_of(self, found, cases):
+        """What to say about the mistakes that have your results in all these cases."""
+        causes = [cause for wrong, cause in self.mistakes
+                  if all(same(self.results(wrong, case), mine, case)
+                         for case, mine in zip(cases, found))]
+        return list(dict.fromkeys(causes))
 
 
 # ------------------------------------------------------------------------------------ inputs

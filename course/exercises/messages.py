@@ -141,6 +141,4 @@ def about_places(wrong, y):
         bad = wrong.movedim(axis, 0).reshape(n, -1).any(1).nonzero().flatten().tolist()
         if n > 1 and len(bad) == 1:
             return f". Only index {bad[0]} of axis {axis} is wrong, of {n}"
-        if n > 3 and len(bad) < n and bad == list(range(bad[0], bad[-1] + 1)):
-            return f". Only indices {bad[0]} to {bad[-1]} of axis {axis} are wrong, of {n}"
     return f". {wrong.double().mean().item():.0%} of the numbers are wrong"
