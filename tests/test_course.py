@@ -1,6 +1,7 @@
 """Tests of the course: the solutions pass, typical mistakes are named, cheats fail."""
 import functools
 import inspect
+import os
 import shutil
 import textwrap
 
@@ -19,6 +20,7 @@ if available("cpu"):                                   # Triton's interpreter
     PARTS.append(test_part4)
 TESTS = [(part, name) for part in PARTS for name in vars(part) if name.startswith("test_")]
 SOLUTIONS = grade.HERE / "solutions"
+os.environ["HERE"] = str(grade.ROOT)                   # which a student must not see
 TRIM = "return (1 - (1 - s) / r).relu().square()"
 
 
@@ -161,10 +163,10 @@ def test_what_is_no_known_mistake_is_described(solved, number, test, old, new, s
 
 # Ways to a solution, or around it. Each stands for `trim`, and uses only what a file may import.
 CHEATS = {
-    "a search of sys.path": """
-        import sys
+    "a search of sys.path and of the environment": """
+        import os, sys
         from importlib.machinery import PathFinder
-        for path in sys.path:
+        for path in [*sys.path, os.environ.get("HERE", "")]:
             spec = PathFinder.find_spec("multiscreen", [path])
             f = getattr(spec and spec.loader.load_module("multiscreen"), "trim", f)""",
     "everything alive": """
@@ -191,14 +193,6 @@ def test_no_way_around_the_work_earns_points(solved, way):
     edit(solved / "part1_screening.py", TRIM,
          f"f = None\n{body}\n    return f(s, r)")
     assert message_of(test_part1, "test_trim") != ""
-
-
-def test_the_environment_does_not_name_the_repository(solved, monkeypatch):
-    monkeypatch.setenv("HERE", str(grade.ROOT))
-    grade.server.cache_clear()
-    edit(solved / "part1_screening.py", TRIM, "import os; return s * len(os.environ['HERE'])")
-    assert "KeyError: 'HERE'" in message_of(test_part1, "test_trim")
-    grade.server.cache_clear()
 
 
 # What is a solution besides the function of an exercise's name.
