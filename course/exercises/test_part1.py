@@ -35,9 +35,7 @@ SWAPPED = ("queries and keys were swapped, or alpha_d transposed: a row of it is
 NO_INF = "-inf is for softmax: the future gets 0 from Softmask, which multiplies Trim of s"
 OTHER_LENGTH = ("the length is the root of the sum of the squares over the last dimension: this is "
                 "another number")
-OTHER_LENGTHS = ["x.abs().sum(-1, keepdim=True)", "x.abs().amax(-1, keepdim=True)",
-                 "x.sum(-1, keepdim=True)", "x.std(-1, keepdim=True)"]
-DETACHED = "the length is detached: it changes with x, too"
+OTHER_LENGTHS = ["x.abs().sum(-1, keepdim=True)", "x.abs().amax(-1, keepdim=True)"]
 
 # What the edits of multiscreen.py below replace.
 LENGTH = "x.square().sum(-1, keepdim=True).clamp_min(eps**2).sqrt()"
@@ -55,14 +53,12 @@ MISTAKES = {
         (lambda s: s.exp(), "w lacks the + 1: the smallest window is 1"),
         (lambda s: (s + 1).exp(), "the + 1 comes after the exponential: exp(s_w) + 1"),
         (lambda s: s + 1, "s_w is the logarithm of w - 1: the exponential is missing"),
-        (lambda s: (-s).exp() + 1, "e^s_w, not e^-s_w"),
         (lambda s: F.softplus(s) + 1, "softplus is log(1 + e^s_w): take e^s_w + 1")],
     "acceptance": [
         (lambda s: s.exp() + 1, "r = exp(s) + 1 is from an older version of the paper, which "
          "multiplies by r: here r is the sigmoid of s_r"),
         *[(lambda s, f=f: f(s).clamp_min(1e-3), "this is no sigmoid: r is 1/(1 + e^-s_r)")
-          for f in (torch.tanh, F.softplus, F.hardsigmoid, lambda s: s.exp().clamp_max(1),
-                    lambda s: (s.tanh() + 1) / 2)],
+          for f in (torch.tanh, F.softplus, lambda s: s.exp().clamp_max(1))],
         (lambda s: s.clamp(1e-3, 1), "s_r is not yet r: take its sigmoid"),
         (lambda s: torch.sigmoid(-s).clamp_min(1e-3), "the sign of s_r is wrong: a larger s_r "
          "accepts more"),
@@ -87,9 +83,7 @@ MISTAKES = {
         ("eps**2", "eps", "the square was clipped at eps, and so the length at the root of eps: "
          "clip the square at eps^2"),
         ("x / length", "F.layer_norm(x, x.shape[-1:])", "this is LayerNorm, which also subtracts "
-         "the mean: unit divides by the length, and nothing else"),
-        ("x / length", "x.softmax(-1)", "this is a softmax: unit divides by the length"),
-        ("x / length", "x / length.detach()", DETACHED)),
+         "the mean: unit divides by the length, and nothing else")),
     "mipe_angle": edits(
         ms.mipe_angle,
         ("math.pi * gamma", "gamma", "the angle lacks pi"),
@@ -100,7 +94,6 @@ MISTAKES = {
         (GAMMA, "torch.cos(math.pi * w_near / w_th) + 1 / 2", "parentheses are missing in gamma: "
          "(cos + 1)/2"),
         ("math.pi * w_near", "w_near", "gamma lacks pi: cos(pi w/w_th)"),
-        (GAMMA, "1 - w_near / w_th", "gamma falls as a cosine, not as a line"),
         ("math.pi * gamma / w_near", "10000.0 ** (-torch.arange(len(w)) / len(w)) + 0 * w_near",
          "these are RoPE's angles: MiPE's depend on w")),
     "mipe": edits(
@@ -114,10 +107,8 @@ MISTAKES = {
         ("cos(angle)[..., None]", "cos(angle)", "sin(angle)[..., None]", "sin(angle)", "torch.cos("
          "angle) is (H, T): it needs an axis at its end, [..., None], where it multiplies numbers "
          "of x"),
-        ("- x1", "+ x1", "a minus is missing: the first number is x_0 cos - x_1 sin"),
         ("x0 * sin", "(x0 * cos - x1 * sin) * sin", "the second number takes the x_0 that has "
          "turned already: keep the old one"),
-        ("+ x1", "- x1", "a minus too many: the second number is x_0 sin + x_1 cos"),
         (", rest), -1)", "), -1)", "the other dimensions are missing: put them behind the two that "
          "turn")),
     "trim": edits(
@@ -131,9 +122,7 @@ MISTAKES = {
            "also rescaled: the relevance is 0 at the threshold, and 1 at s = 1")
           for wrong in ("s", "1.0")],
         (TRIM, "s.softmax(-1)", "this is a softmax: Trim judges each key by itself"),
-        *compete(TRIM, TRIM),
-        (".relu()", ".clamp(min=1e-9)", "a rejected key has a relevance of exactly 0: clip at 0 "
-         "and add no eps, as nothing here is divided by it")),
+        *compete(TRIM, TRIM)),
     "softmask": edits(
         ms.softmask,
         *MASKS,
@@ -169,9 +158,6 @@ MISTAKES = {
          "trim(s, r) * softmask(d, w)"),
         ("w[:, None, None]", "w", "w has the shape (H,), and d (T, S): w[:, None, None] aligns "
          "them"),
-        ("r) * soft", "r) + soft", "Softmask multiplies Trim: it is not added"),
-        *[(D, f"{D} + {n}", "the positions are off by one: the query's own key has d = 0")
-          for n in (1, -1)],
         (ALPHA_D, "trim(s, r)", "Softmask is missing: alpha_d is Trim times Softmask"),
         ("trim(s, r)", "s", "Trim is missing: alpha is Trim of s")),
     "screen": edits(
@@ -181,7 +167,6 @@ MISTAKES = {
         (SCREEN, f"tanh_norm({SCREEN})", "TanhNorm comes later, in Eq. 14: return the plain sum"),
         ("alpha_d @", "alpha_d.mT @", SWAPPED),
         ("q.to(dtype), k.to(dtype)", "k.to(dtype), q.to(dtype)", SWAPPED),
-        ("q.to(dtype), k.to(dtype)", "k.to(dtype), q.to(dtype)", SCREEN, "alpha_d.mT @ v", SWAPPED),
         ("w.to(dtype), r.to(dtype)", "r.to(dtype), w.to(dtype)", "w and r were swapped")),
     "tanh_norm": edits(
         ms.tanh_norm,
@@ -199,7 +184,6 @@ MISTAKES = {
         *[(NORM, other, OTHER_LENGTH) for other in OTHER_LENGTHS],
         ("sum(", "mean(", "the root of the mean was taken for the length: it is the root of the "
          "sum"),
-        ("/ norm", "/ norm.detach()", DETACHED),
         ("torch.tanh(norm)", "1", "the length is always 1: tanh|x| is missing"),
         (BOUNDED, "x / x.norm() * torch.tanh(x.norm())", "one length for all: each vector has its "
          "own")),

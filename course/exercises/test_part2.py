@@ -47,8 +47,7 @@ def generate(self, tokens, n):
 
 # The functions that people apply where the paper has none, and their names.
 FUNCTIONS = {"layer_norm": "LayerNorm", "rms": "RMSNorm", "unit": "unit length",
-             "tanh_norm": "TanhNorm", "torch.tanh": "tanh", "torch.sigmoid": "sigmoid",
-             "F.silu": "SiLU", "F.relu": "ReLU", "softmax": "softmax"}
+             "tanh_norm": "TanhNorm", "torch.tanh": "tanh", "F.silu": "SiLU", "softmax": "softmax"}
 
 
 def with_functions(line, x, what, *but):
@@ -63,9 +62,7 @@ def with_scales(name):
     says = f"the scale is e^{name}, not "
     return [(scale, f"self.{name}", f"{says}{name}"),
             (scale, f"(-self.{name}).exp()", f"{says}e^-{name}"),
-            (scale, f"(2 * self.{name}).exp()", f"{says}its square"),
-            (scale, f"(1 + self.{name})", f"{says}1 + {name}"),
-            (scale, f"torch.sigmoid(self.{name})", f"{says}a sigmoid")]
+            (scale, f"(1 + self.{name})", f"{says}1 + {name}")]
 
 
 # What the edits below replace.
@@ -102,10 +99,10 @@ PROBABILITIES = "the softmax belongs to the loss: return the logits"
 def keeps(first, says):
     """A mistake: a cache that returns keys from `first` on, which may use the number of new ones.
 
-    widest, narrowest: of the windows, and at most 10^9.
+    widest: of the windows, and at most 10^9.
     """
-    return ("return k, v", f"widest, narrowest = min(w.max(), 1e9), min(w.min(), 1e9)\n"
-            f"        first = max({first}, 0)\n        return k[:, :, first:], v[:, :, first:]",
+    return ("return k, v", f"widest = min(w.max(), 1e9)\n        first = max({first}, 0)\n"
+            "        return k[:, :, first:], v[:, :, first:]",
             END, f"new = k.shape[2]\n        {END}", says)
 
 
@@ -134,12 +131,11 @@ MISTAKES = {
             (f"F.silu(torch.tanh({G}))", "tanh and SiLU are in the wrong order"),
             (f"torch.tanh(torch.sigmoid({G}))", "SiLU(g) is g sigmoid(g), not sigmoid(g)"),
             (f"torch.sigmoid({G})", "this is a sigmoid"),
-            (f"torch.sigmoid(F.silu({G}))", "a sigmoid stands for tanh"),
             (f"tanh_norm(F.silu({G}))", "TanhNorm stands for tanh of each number"))],
         *[(GATE, f"torch.tanh(F.{f}({G}))", f"{f} stands for SiLU: the gate is tanh(SiLU(g))")
-          for f in ("relu", "gelu", "mish", "softplus", "elu", "leaky_relu")],
+          for f in ("relu", "gelu", "softplus")],
         *[(GATE, f"F.{f}({G})", f"this is {f} alone: the gate is tanh(SiLU(g))")
-          for f in ("relu", "gelu", "mish")],
+          for f in ("relu", "gelu")],
         ("self.W_G", "self.W_V", "W_V is for the values: take W_G")),
     "screening": edits(
         ms.GatedScreeningTiles.screening,
@@ -158,44 +154,28 @@ MISTAKES = {
                ("tanh_norm", "this is TanhNorm"))],
         *[(right, wrong, f"{what} are not of unit length: Eq. 5 is for q, k and v")
           for right, wrong, what in (
-              (QK, "torch.cat((q, unit(k)))", "the queries"),
-              (QK, "torch.cat((unit(q), k))", "the keys"),
               (QK, "torch.cat((q, k))", "queries and keys"),
               (V, "self.project(x, self.W_V)", "the values"))],
         (W_R, f"x = layer_norm(x); {W_R}", f"{READS}: there is no LayerNorm"),
-        ("self.W_Q", "self.W_K", "the queries take W_K: they have W_Q"),
-        ("self.W_K", "self.W_Q", "the keys take W_Q: they have W_K"),
         ("x, screen, cache", "x, _, cache", "the argument `screen` is ignored: the caller chooses "
          "what screens"),
         (H, "screen(k_tilde, q_tilde, v_bar, w, r, i0)", "queries and keys are swapped: screen(q, "
          "k, v, ..)"),
         (H, "screen(q_tilde, k_tilde, v_bar, r, w, i0)", "w and r are swapped: screen(q, k, v, w, "
          "r, i0)"),
-        (H, "screen(q_tilde, k_tilde, v_bar, self.s_w, self.s_r, i0)", "screen takes w and r, not "
-         "s_w and s_r"),
         *[(W_R, f"w, r = {wrong}", says) for wrong, says in (
             ("self.s_w, self.s_r", "s_w and s_r are not yet w and r: apply `window` and "
              "`acceptance`"),
             ("self.s_w, self.r", "s_w is not yet w: apply `window`"),
-            ("self.s_w.exp(), self.r", "w lacks its + 1: apply `window`"),
             ("self.w, self.s_r", "s_r is not yet r: apply `acceptance`"),
             ("self.w, self.s_r.exp() + 1", "r = exp(s) + 1 is from an older version of the paper: "
              "apply `acceptance`"))],
-        (TURNED, f"mipe({QK}, mipe_angle(i, w, 256.0)).chunk(2)", "w_th is self.w_th, and not "
-         "always 256"),
         (QK, "unit(torch.cat((q, k))) / q.shape[-1] ** 0.25", "divided by the root of d_K, as in "
          "attention: q and k have unit length, so q . k is their cosine already"),
         (TURNED, f"{QK}.chunk(2)", "queries and keys have no positions: MiPE is missing"),
-        (TURNED, "self.encode(unit(q), i, w), unit(k)", "only the queries turn: MiPE is for q and "
-         "k"),
-        (TURNED, "unit(q), self.encode(unit(k), i, w)", "only the keys turn: MiPE is for q and k"),
         (V, f"self.encode({V}, i, w)", "the values turn, too: MiPE is for q and k only"),
         (APPEND, "cache.append(k_tilde, v_bar, reach)", I0, "", IGNORED),
         ("if cache is not None", "if False", IGNORED),
-        (TURNED, "self.encode(unit(q), i, w), unit(k)", H, H.replace(
-            "k_tilde,", "self.encode(k_tilde, torch.arange(k_tilde.shape[2]), w),"), "turn the "
-         "keys before append: the cache may drop old ones, so a key's place in it is not its "
-         "position"),
         ("start = 0 if cache is None else cache.end", "start = 0", "MiPE counts from 0 in each "
          "call: positions continue at cache.end"),
         (I0, "i0 = 0", "i0 is not passed to screen: the queries begin after the keys in the cache"),
@@ -207,8 +187,6 @@ MISTAKES = {
         ms.GatedScreeningTiles.forward,
         *with_scales("s_O"),
         ("self.s_O.exp()[:, None, None] * ", "", "the scale e^s_O is missing"),
-        *with_functions("self.gate(x)", "self.gate(x)", "g_hat is the gate already"),
-        *with_functions(SCREENED, SCREENED, "u stays as it is"),
         *with_functions(Y, Y, "multiply u by g_hat, and nothing else"),
         *with_functions(UPDATES, UPDATES, "the updates are added as they are"),
         *with_functions(f"x + {UPDATES}", f"x + {UPDATES}", "the sum is the layer's output",
@@ -234,8 +212,6 @@ MISTAKES = {
               "its own included"),
         keeps("self.end - math.ceil(widest)", "these are the keys that the last of the new tokens "
               "sees: the first of them sees further back"),
-        keeps("self.end - new - math.ceil(narrowest) + 1", "the smallest window decides: a tile "
-              "with a wider one needs older keys"),
         ("return k, v", "", "append must return all keys and all values"),
         ("return k, v", "return k", "append must return all keys and all values"),
         ("return k, v", "return v, k", "append returns the keys, and then the values"),
@@ -243,8 +219,6 @@ MISTAKES = {
         (END, "self.end += 1", MOVES),
         (END, "self.end = k.shape[2]", "cache.end is the number of the last new tokens: add it to "
          "what it was"),
-        (END, "", "return k, v", f"{END}; return k, v", "cache.end counts old keys again: add the "
-         "number of new ones"),
         (JOINED, "torch.cat((k, self.k), 2), torch.cat((v, self.v), 2)", "the oldest key comes "
          "first"),
         (JOINED, JOINED.replace("2", "1"), "keys (B, H, T, K) are joined along the axis of their "
@@ -262,8 +236,7 @@ MISTAKES = {
          "scale is e^s_E, and the row has unit length"),
         (E_BAR, f"self.config.d_E ** 0.5 * {E_BAR}", "the root of d_E is not part of the scale: "
          "e^s_E alone"),
-        (E_BAR, "self.s_E.exp() * F.normalize(self.W_E, dim=0)[tokens]", COLUMNS),
-        ("self.s_E", "self.s_F", "s_F is for the logits: take s_E")),
+        (E_BAR, "self.s_E.exp() * F.normalize(self.W_E, dim=0)[tokens]", COLUMNS)),
     "logits": edits(
         logits,
         *with_scales("s_F"),
@@ -283,7 +256,6 @@ MISTAKES = {
          "e^s_F alone"),
         (LOGITS, "return x @ W.T * x.shape[-1] ** 0.5", "the scale is e^s_F, and not always the "
          "root of d_E"),
-        ("self.s_F", "self.s_E", "s_E is for the embedding: take s_F"),
         ("@ W.T", "@ W", "transpose W_E: its rows are the tokens")),
     "loss": edits(
         loss,
@@ -292,8 +264,6 @@ MISTAKES = {
         (PAIRS, "z.transpose(1, 2), tokens", "the inputs were taken for the targets"),
         (PAIRS, "z, targets", "cross_entropy takes the classes as axis 1: flatten B and T, or "
          "transpose(1, 2)"),
-        (PAIRS, "z.view(len(z), -1, z.shape[1]), targets", "a view to (B, N, T) mixes up tokens "
-         "and classes: transpose(1, 2), or flatten B and T"),
         ("z.transpose", "z.softmax(-1).transpose", "softmax was taken twice: cross_entropy begins "
          "with one"),
         ("F.cross_entropy", "F.nll_loss", "nll_loss takes logarithms of probabilities: "

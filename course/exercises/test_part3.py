@@ -99,11 +99,9 @@ def block_by_block(q, k, v, w, r, dh, i0=0, size=16):
 
 OUTSIDE = ("blocks outside the window were read, where there is NaN: the queries at i .. last see "
            "the keys max(i - ceil(w) + 1, 0) .. min(last, S - 1)")
-OWN_KEY = "the last query's own key is missing: the end is one past that query's position"
 SEES = "sees keys from i - ceil(w) + 1 on, where i is the position of its first query"
 MASK = "ms.softmask(d, w)"
 ADDED = "total[n][rows] += added[n][rows]"
-UNALIGNED = ("first // size * size", "first")
 
 # {function: [(a wrong one, what to say to those who have its results)]}. The first one counts.
 MISTAKES = {
@@ -114,10 +112,7 @@ MISTAKES = {
          "i[n]"),
         *[(right, wrong, "d is j - i, as in Eq. 10: negative in the past") for right, wrong in (
             ("j - i[:, None]", "i[:, None] - j"), ("return z, m, d", "return z, m, -d"))],
-        *[("return z, m, d", f"return {wrong}", "`pairs` returns z, m and d, in this order")
-          for wrong in ("m, z, d", "d, z, m", "d, m, z")],
-        ("return z, m, d", "return z, m, d.abs()", "d is j - i, negative in the past: it is no "
-         "absolute value"),
+        ("return z, m, d", "return d, z, m", "`pairs` returns z, m and d, in this order"),
         ("q @ k.T", "q @ k.T / q.shape[1] ** 0.5", DIVIDED),
         (ROOT, f"{ROOT}.square()", "z is Trim before its square: alpha_d = z^2 m"),
         *ROOTS,
@@ -138,9 +133,7 @@ MISTAKES = {
         (lambda z, m, v, dh: 2 * z * m, "dh . v is missing: dL/d(alpha_d) = dh . v"),
         (lambda z, m, v, dh: z.square() * m * ((dh @ v.T) - (z.square() * m * (dh @ v.T)).sum(
             1, keepdim=True)), "the sum over a row belongs to softmax: here a weight depends on no "
-         "other key, dL/d(alpha_d) = dh . v"),
-        (lambda z, m, v, dh: 2 * z * m * (v @ dh.T), "dh_i . v_j is (I, J), queries first: "
-         "dh @ v.T")],
+         "other key, dL/d(alpha_d) = dh . v")],
     "dq_block": [
         *edits(dq_block, *WITH_R, ("q @ k.T", "q @ k.T / k.shape[1] ** 0.5", DIVIDED)),
         (lambda dz, k, r: dz.T @ k / r, "dz is (I, J): dq sums over the keys, dz @ k")],
@@ -170,20 +163,16 @@ MISTAKES = {
         *[("z.square()", wrong, "dL/dm is not dL/dz: dL/dm = z^2 (dh . v)")
           for wrong in ("2 * z", "2 * z * m", "z * m")],
         (MASK, "torch.where(m > 0, -0.5 * torch.sin(math.pi * (d / w)), 0.0)", "the slope of cos "
-         "is -sin, not cos"),
-        (MASK, f"{MASK} / d.clamp(max=-1)", "return ", "return w * ", "the slope of pi d/w with w "
-         "is -pi d/w^2, not pi/w")),
+         "is -sin, not cos")),
     "gradients": [
         *edits(gradients, ("dh, i0)", "dh, 0)", "i0 is ignored: query t is at position i0 + t")),
         *edits(
             block_by_block,
-            *[(*lines, *also, says) for also in ((), UNALIGNED) for *lines, says in (
-                ("math.ceil", "math.floor", f"w is rounded down: a block {SEES}"),
-                ("max(i -", "max(last -", f"the first key is that of the block's last query: a "
-                 f"block {SEES}"),
-                ("reach + 1", "reach + 2", "one key too few at the window's edge: a block "
-                 f"{SEES}"))],
-            *[("last + 1", wrong, OWN_KEY) for wrong in ("last", "-(-last // 16) * 16")],
+            ("math.ceil", "math.floor", f"w is rounded down: a block {SEES}"),
+            ("max(i -", "max(last -", "the first key is that of the block's last query: a block "
+             f"{SEES}"),
+            ("last + 1", "last", "the last query's own key is missing: the end is one past that "
+             "query's position"),
             ("last + 1", "i + 1", "the end is that of the block's first query: its last query sees "
              "later keys"),
             ("range(0, len(q), size)", "range(0, len(q) - size + 1, size)", "the last block of "

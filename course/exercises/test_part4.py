@@ -136,13 +136,8 @@ def of_alpha(kernel):
         *edits(kernel,
                *[("z * z * m", f"{c} * z**{a} * m**{b}", "alpha_d is z^2 m: yours is "
                   f"{c} z^{a} m^{b}") for c, a, b in FACTORS if (c, a, b) != (1, 2, 1)],
-               *[("z * z * m", f"z * z * m / ((z * z * m).sum(1, keepdim=True){no_zero})",
-                  "nothing may compete: do not divide by the sum of relevances")
-                 for no_zero in (".clamp_min(1e-9)", " + 1e-6")],
-               ("z_and_m(q, k, w, r,", "z_and_m(q, k, w, w.clamp(max=1e6),", "1 - s is divided by "
-                "w: W and R are swapped"),
-               ("z_and_m(q, k, w, r,", "z_and_m(q, k, r, w.clamp(max=1e6),", "W and R are swapped"
-                ))]
+               ("z * z * m", "z * z * m / (z * z * m).sum(1, keepdim=True).clamp_min(1e-9)",
+                "nothing may compete: do not divide by the sum of relevances"))]
 
 
 # {kernel: [(a wrong one in PyTorch, what to say to those who have its results)]}
@@ -159,7 +154,6 @@ MISTAKES = {
     "bounds_kernel": edits(
         bounds_kernel,
         ("math.ceil", "math.floor", f"w is rounded down: {SEES}"),
-        ("reach + 1", "reach + 2", f"one key too few at the window's edge: {SEES}"),
         ("reach + 1", "reach", f"one key too many at the window's edge: {SEES}"),
         ("max(i -", "max(last -", f"the first key is that of the block's last query: {SEES}"),
         ("max(i - reach + 1, 0)", "0", f"blocks before the window are visited: {SEES}"),
@@ -170,8 +164,6 @@ MISTAKES = {
         ("min(last + 1, S)", "S", "blocks of later keys are visited: hi is one past the position "
          "of the block's last query"),
         ("first // BJ * BJ", "first", "lo is a multiple of BJ: round it down"),
-        ("first // BJ * BJ", "-(-first // BJ) * BJ", "lo is rounded up: round it down, to the "
-         "multiple of BJ before the first key"),
         ("min(t0 + BI, T) - 1", "t0 + BI - 1", "the last query of the last block is T - 1"),
         ("i0 + t0", "i0", "min(t0 + BI, T)", "min(BI, T)", f"each {PROGRAM}"),
         ("i0 + t0", "t0", "i0 + min", "min", "i0 is ignored: query t is at position i0 + t"),
