@@ -68,12 +68,9 @@ def server():
     return process, folder
 
 
-def ask(part, name, cases, given, others):
-    """What your file's function returns in each case: a list of what `child.results` returns.
-
-    cases: (inputs, trained) each. given: the text of the multiscreen.py that your file may import.
-    others: the names of those of its functions that stand in for yours.
-    """
+def ask(exercise, cases):
+    """What your function returns in each case: a list of what `child.results` returns."""
+    part, name = exercise.part, exercise.name
     path = FOLDER / f"{part}.py"
     if not path.is_file():
         fail(f"{FOLDER}: {missing(path.name, FOLDER)}")
@@ -83,8 +80,9 @@ def ask(part, name, cases, given, others):
     with tempfile.TemporaryDirectory(dir=base, ignore_cleanup_errors=True) as folder:
         folder = Path(folder)
         shutil.copy(path, folder)
-        (folder / "multiscreen.py").write_text(given)
-        torch.save((part, name, cases, [*others]), folder / "request.pt")
+        (folder / "multiscreen.py").write_text(exercise.given)
+        requests = [exercise.request(case) for case in cases]
+        torch.save((part, name, requests, [*exercise.others]), folder / "request.pt")
         process.stdin.write(f"{folder}\t{SECONDS}\n")
         process.stdin.flush()
         code = process.stdout.readline().strip()
@@ -118,20 +116,15 @@ def missing(name, folder):
 
 # ------------------------------------------------------------------------------ comparisons
 
-@dataclass(eq=False)
 class Case:
     """Inputs on which your function is compared with the right one.
 
     hint: what to say where no mistake is known. tolerance: relative to the largest right value, or
     absolute where all are below 1.
     """
-    inputs: tuple
-    hint: str = ""
-    tolerance: float = 1e-5
 
-
-def case(*inputs, **options):
-    return Case(inputs, **options)
+    def __init__(self, *inputs, hint="", tolerance=1e-5):
+        self.inputs, self.hint, self.tolerance = inputs, hint, tolerance
 
 
 @dataclass
@@ -139,8 +132,9 @@ class Exercise:
     """What is compared, and what to say. right: the right function, or class.
 
     mistakes: pairs (a wrong one, what to say to those who have its results). hint: what to say
-    where no mistake is known, and the case has no hint of its own. given, others: see `ask`.
-    gradients: whether the gradients of all inputs are compared, too.
+    where no mistake is known, and the case has no hint of its own. given: the text of the
+    multiscreen.py that your file may import. others: the names of those of its functions that stand
+    in for yours. gradients: whether the gradients of all inputs are compared, too.
     """
     part: str
     name: str
@@ -153,7 +147,7 @@ class Exercise:
 
     def grade(self, *cases):
         """Compare your function with the right one in each case."""
-        found = self.yours(cases)
+        found = ask(self, cases)
         for n, (case, mine) in enumerate(zip(cases, found, strict=True)):
             if "a message" in mine:
                 fail(mine["a message"])
@@ -167,16 +161,9 @@ class Exercise:
 
     def request(self, case):
         """The inputs, and which of them get gradients, {position: name}."""
-        if not self.gradients:
-            return case.inputs, {}
         names = [name for name in inspect.signature(self.right).parameters if name != "self"]
         return case.inputs, {n: names[n] for n, x in enumerate(case.inputs)
-                             if torch.is_tensor(x) and x.is_floating_point()}
-
-    def yours(self, cases):
-        """The results of your function in each case."""
-        return ask(self.part, self.name, [self.request(case) for case in cases], self.given,
-                   self.others)
+                             if self.gradients and torch.is_tensor(x) and x.is_floating_point()}
 
     def results(self, written, case):
         """The results of right or wrong code."""

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import multiscreen as ms
 from course.exercises import grade
-from course.exercises.grade import case, correlated
+from course.exercises.grade import Case, correlated
 from course.exercises.mistakes import INF, INSIDE, MASK, MASKS, ROOT, ROOTS, edits
 
 
@@ -211,62 +211,62 @@ def check(name, *cases):
 
 
 def test_window():
-    check("window", case(numbers(0, math.log(3), -1, 4)),
-          case(numbers(-INF, 12, 40), hint="s_w = -inf gives w = 1, and up to s_w = 80 nothing is "
+    check("window", Case(numbers(0, math.log(3), -1, 4)),
+          Case(numbers(-INF, 12, 40), hint="s_w = -inf gives w = 1, and up to s_w = 80 nothing is "
                "clipped"),
-          case(numbers(INF), hint="s_w = inf gives w = inf, with the gradient 0, and not NaN. "
+          Case(numbers(INF), hint="s_w = inf gives w = inf, with the gradient 0, and not NaN. "
                "torch.where computes both branches in the backward pass: give exp a finite number "
                "where s_w is inf"),
-          case(numbers(0, 2, dtype=torch.float64)))
+          Case(numbers(0, 2, dtype=torch.float64)))
 
 
 def test_acceptance():
-    check("acceptance", case(numbers(0, math.log(3), -math.log(3))), case(numbers(-6, -9, INF)))
+    check("acceptance", Case(numbers(0, math.log(3), -math.log(3))), Case(numbers(-6, -9, INF)))
 
 
 def test_unit():
-    check("unit", case(numbers([3, 4], [1, -2])),
-          case(normal(2, 3, 5, 16), hint="the length is that of the last dimension"),
-          case(torch.zeros(2, 4), hint="unit(0) must be 0, with a finite gradient: clip the "
+    check("unit", Case(numbers([3, 4], [1, -2])),
+          Case(normal(2, 3, 5, 16), hint="the length is that of the last dimension"),
+          Case(torch.zeros(2, 4), hint="unit(0) must be 0, with a finite gradient: clip the "
                "length from below at eps, and as the slope of a root at 0 is infinite, clip the "
                "square, before the root"),
-          case(numbers([0, 1e-4], [0, 1e-8], [0, 2e-6], dtype=torch.float64)))
+          Case(numbers([0, 1e-4], [0, 1e-8], [0, 2e-6], dtype=torch.float64)))
 
 
 def test_mipe_angle():
     i, near = torch.tensor([0, 1, 3, 4]), numbers(2.5, 40, 63, dtype=torch.float64)
     check("mipe_angle",
-          case(i, near, 64.0),
-          case(i, numbers(64, 70, 1e6), 64.0, hint="MiPE still turns at w >= w_th: the angle is 0 "
+          Case(i, near, 64.0),
+          Case(i, numbers(64, 70, 1e6), 64.0, hint="MiPE still turns at w >= w_th: the angle is 0 "
                "there, with the gradient 0"),
-          case(i, numbers(2.5, INF), 64.0, hint="at w = inf the angle is 0, with the gradient 0, "
+          Case(i, numbers(2.5, INF), 64.0, hint="at w = inf the angle is 0, with the gradient 0, "
                "and not NaN: torch.where does not stop a NaN in backward. Clamp w before the "
                "formula"),
-          case(torch.tensor([2**17 + 1]), numbers(2.0039062), 256.0, tolerance=1e-4, hint="at "
+          Case(torch.tensor([2**17 + 1]), numbers(2.0039062), 256.0, tolerance=1e-4, hint="at "
                "position 2^17 the angle is off: convert i and w to float64 before anything else, "
                "and remove whole turns before you convert the angle back to w's dtype"))
 
 
 def test_mipe():
     quarter = torch.full((1, 1), math.pi / 2)
-    check("mipe", case(numbers(1, 2, 3, 5, 4, 7, 6, 8).view(1, 1, 1, 8), quarter),
-          case(normal(2, 3, 4, 16), normal(3, 4)))
+    check("mipe", Case(numbers(1, 2, 3, 5, 4, 7, 6, 8).view(1, 1, 1, 8), quarter),
+          Case(normal(2, 3, 4, 16), normal(3, 4)))
 
 
 def test_trim():
-    check("trim", case(numbers(1, 0.95, 0.8, 0.6, -1), torch.tensor(0.25)),
-          case(numbers(0.25, 0.5, 0.75), 1 - numbers(0.25, 0.5, 0.75), hint="at the threshold, "
+    check("trim", Case(numbers(1, 0.95, 0.8, 0.6, -1), torch.tensor(0.25)),
+          Case(numbers(0.25, 0.5, 0.75), 1 - numbers(0.25, 0.5, 0.75), hint="at the threshold, "
                "1 - s = r, the relevance must be exactly 0"),
-          case(normal(2, 3, 4).tanh(), numbers([[0.4]], [[0.9]], dtype=torch.float64), hint="r is "
+          Case(normal(2, 3, 4).tanh(), numbers([[0.4]], [[0.9]], dtype=torch.float64), hint="r is "
                "a tensor: each tile has a width of its own"))
 
 
 def test_softmask():
     d = torch.arange(-300, 100)
-    windows = [case(d[None], torch.tensor(w), hint=f"for w = {w:g} and d = -300 .. 99")
+    windows = [Case(d[None], torch.tensor(w), hint=f"for w = {w:g} and d = -300 .. 99")
                for w in (4.0, 1.0, 7.5, 256.0)]
     check("softmask", *windows,
-          case(d[None], numbers([[7.5]], [[INF]], dtype=torch.float64), tolerance=1e-9,
+          Case(d[None], numbers([[7.5]], [[INF]], dtype=torch.float64), tolerance=1e-9,
                hint="w may be a tensor, (H, 1, 1), and w = inf opens the whole past. math.pi * d "
                "is float32 for integers d; math.pi * (d / w) has the dtype of w"))
 
@@ -276,8 +276,8 @@ def test_relevance():
     q, k, _ = correlated(0, 2, 3, 9, 9)
     later, keys, _ = correlated(1, 1, 1, 4, 9)
     check("relevance",
-          case(q, k, w, r, 0, tolerance=1e-9),
-          case(later, keys, w[:1], r[:1], 3, tolerance=1e-9, hint="the 4 queries stand at "
+          Case(q, k, w, r, 0, tolerance=1e-9),
+          Case(later, keys, w[:1], r[:1], 3, tolerance=1e-9, hint="the 4 queries stand at "
                "positions 3 to 6, and there are 9 keys"))
 
 
@@ -286,20 +286,20 @@ def test_screen():
     q, k, v = correlated(3, 2, 2, 7, 10)
     q_16, k_16, v_16 = correlated(5, 1, 1, 40, 40, dtype=torch.bfloat16)
     check("screen",
-          case(q, k, v, w, r, 2, tolerance=1e-8),
-          case(q_16, k_16, v_16, numbers(INF), numbers(0.1), 0, tolerance=0.01, hint="an error in "
+          Case(q, k, v, w, r, 2, tolerance=1e-8),
+          Case(q_16, k_16, v_16, numbers(INF), numbers(0.1), 0, tolerance=0.01, hint="an error in "
                "s is amplified by 2/r: convert bfloat16 to float32 before all products, and the "
                "result to v's dtype. torch.promote_types(q.dtype, torch.float32) is the type"),
-          case(q_16.float(), k_16.float(), v_16, numbers(INF), numbers(0.1), 0, tolerance=0.01,
+          Case(q_16.float(), k_16.float(), v_16, numbers(INF), numbers(0.1), 0, tolerance=0.01,
                hint="return v's dtype"))
 
 
 def test_tanh_norm():
-    check("tanh_norm", case(numbers([3, 4], [0.3, 0.4])),
-          case(normal(2, 3, 4, 5), hint="the length is that of the last dimension"),
-          case(torch.zeros(2, 4), hint="tanh_norm(0) must be 0, and the Jacobian there the "
+    check("tanh_norm", Case(numbers([3, 4], [0.3, 0.4])),
+          Case(normal(2, 3, 4, 5), hint="the length is that of the last dimension"),
+          Case(torch.zeros(2, 4), hint="tanh_norm(0) must be 0, and the Jacobian there the "
                "identity: near 0 return x, not 0. Put a 1 in place of small squares before the "
                "root, and use one length above and below. torch.where alone does not help, because "
                "backward computes both branches"),
-          *[case(normal(3, 16) * size, hint=f"at |x| = {size:g}")
+          *[Case(normal(3, 16) * size, hint=f"at |x| = {size:g}")
             for size in (1e-30, 1e-8, 1e-6, 1e-3, 1e4)])

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import multiscreen as ms
 from course.exercises import drive, grade
-from course.exercises.grade import case, correlated, random
+from course.exercises.grade import Case, correlated, random
 from course.exercises.mistakes import edits
 from multiscreen import unit
 
@@ -336,31 +336,31 @@ def some_tokens(*shape):
 
 def test_project():
     x, W = draw_inputs(2, 5, 24), draw_inputs(24, 3, 7)
-    check("project", case(x, W), case(draw_inputs(4, 3, 24), draw_inputs(24, 4, 2)))
+    check("project", Case(x, W), Case(draw_inputs(4, 3, 24), draw_inputs(24, 4, 2)))
 
 
 def test_gate():
-    check("gate", case(draw_inputs(2, 5, 24)))
+    check("gate", Case(draw_inputs(2, 5, 24)))
 
 
 def test_screening():
     check("screening",
-          case(draw_inputs(2, 9, 24), [], tolerance=1e-4),
-          case(draw_inputs(2, 12, 24), [5, 1, 1, 4, 1], tolerance=1e-4, hint="with a cache: the "
+          Case(draw_inputs(2, 9, 24), [], tolerance=1e-4),
+          Case(draw_inputs(2, 12, 24), [5, 1, 1, 4, 1], tolerance=1e-4, hint="with a cache: the "
                "queries start at cache.end as it is before append, and i0 is the number of keys "
                "that append returns before the first query's own"))
 
 
 def test_forward():
     check("forward",
-          case(draw_inputs(2, 9, 24), [], tolerance=1e-4),
-          case(draw_inputs(2, 9, 24), [5, 4], tolerance=1e-4, hint="only with a cache is the "
+          Case(draw_inputs(2, 9, 24), [], tolerance=1e-4),
+          Case(draw_inputs(2, 9, 24), [5, 4], tolerance=1e-4, hint="only with a cache is the "
                "result wrong: pass it on to `screening`"))
 
 
 def test_cache():
     k, v, _ = correlated(0, 1, 2, 25, 25)
-    check("cache", *[case(k, v, torch.tensor(w).double(), hint=f"append is called with 20, 4 and 1 "
+    check("cache", *[Case(k, v, torch.tensor(w).double(), hint=f"append is called with 20, 4 and 1 "
           f"new tokens, for windows of {w}: it must return all keys that a new query may see, the "
           "oldest first, and all their values. Afterwards cache.end must be 20, 24 and 25")
           for w in ([2.0, 5.0], [2.0, 5.5], [2.0, math.inf])])
@@ -371,22 +371,22 @@ def test_initialize():
                 "W_E": 0.1 / 9}
     scales = dict.fromkeys(("s_w", "s_r", "s_O", "s_E", "s_F"), 1.0)
     check("initialize",
-          case(matrices, tolerance=0.03, hint="in N(0, x), the normal distribution, x is the "
+          Case(matrices, tolerance=0.03, hint="in N(0, x), the normal distribution, x is the "
                "standard deviation, and also sqrt(pi/2) times the mean of the absolute values. "
                "d_K = 16, d_V = 64 and d_E = 81. Each matrix of each layer, and of a model of "
                "another seed, has numbers of its own"),
-          case(scales, hint="s_w itself, and not w, is evenly spaced over the tiles of a layer, "
+          Case(scales, hint="s_w itself, and not w, is evenly spaced over the tiles of a layer, "
                "from 0 in the first to log w_th in the last. All other scales are alike in all "
                "tiles of all layers"))
 
 
 def test_embed():
-    check("embed", case(some_tokens(2, 5)))
+    check("embed", Case(some_tokens(2, 5)))
 
 
 def test_logits():
-    check("logits", case(draw_inputs(2, 5, 24), tolerance=1e-4),
-          case(-draw_inputs(2, 5, 24), tolerance=1e-4, hint="logits may be negative"))
+    check("logits", Case(draw_inputs(2, 5, 24), tolerance=1e-4),
+          Case(-draw_inputs(2, 5, 24), tolerance=1e-4, hint="logits may be negative"))
 
 
 def test_loss():
@@ -394,13 +394,13 @@ def test_loss():
     inputs, targets = t[:, :-1], t[:, 1:].clone()
     some = targets.clone()
     some[0, 3:] = -100
-    check("loss", case(inputs, targets),
-          case(inputs, some, hint="some targets are -100: leave them out of the sum, and of the "
+    check("loss", Case(inputs, targets),
+          Case(inputs, some, hint="some targets are -100: leave them out of the sum, and of the "
                "number that it is divided by"))
 
 
 def test_generate():
-    check("generate", case(some_tokens(4, 6), 7))
+    check("generate", Case(some_tokens(4, 6), 7))
 
 
 # ------------------------------------------------------------------------- the whole model
@@ -408,7 +408,7 @@ def test_generate():
 def test_model():
     """With the weights of the repository's model for retrieval."""
     saved = torch.load(Path(ms.__file__).with_name("models") / "retrieval.pt", weights_only=True)
-    check("the whole model", case(
+    check("the whole model", Case(
         saved["config"], saved["weights"], some_tokens(1, 200), 7, tolerance=1e-3, hint="with "
         "trained weights: do 2.1 to 2.7 pass, and for the new tokens 2.9 and 2.10?"))
 
@@ -419,7 +419,7 @@ def test_training():
         torch.manual_seed(0)
         model = ms.Multiscreen(ms.Config(vocab_size=30, N_L=1, N_H=2, d_E=16, d_V=16))
     text = torch.randint(30, (60,), generator=random(1)).repeat(20)      # a text to memorize
-    check("training", case(
+    check("training", Case(
         dataclasses.asdict(model.config), dict(model.state_dict()), text, tolerance=1e-3, hint="in "
         "the first three steps: do 2.1 to 2.8 pass? If a gradient is wrong, is its parameter "
         "detached, or what is made of it?"))

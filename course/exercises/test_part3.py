@@ -213,7 +213,7 @@ def check(name, *cases):
     exercise.grade(*cases)
 
 
-case = functools.partial(grade.case, tolerance=1e-9)   # in float64
+Case = functools.partial(grade.Case, tolerance=1e-9)   # in float64
 
 
 def block(w=9.0, r=0.3, I=12, J=10, first=8):  # noqa: E741
@@ -232,38 +232,38 @@ def block(w=9.0, r=0.3, I=12, J=10, first=8):  # noqa: E741
 
 
 def test_pairs():
-    check("pairs", *[case(b.q, b.k, b.w, b.r, b.i, b.j) for b in map(block, (9.0, 3.5, INF))])
+    check("pairs", *[Case(b.q, b.k, b.w, b.r, b.i, b.j) for b in map(block, (9.0, 3.5, INF))])
 
 
 def test_dv_block():
     b = block()
-    check("dv_block", case(b.z, b.m, b.dh))
+    check("dv_block", Case(b.z, b.m, b.dh))
 
 
 def test_dz_block():
     b = block()
-    check("dz_block", case(b.z, b.m, b.v, b.dh))
+    check("dz_block", Case(b.z, b.m, b.v, b.dh))
 
 
 def test_dq_block():
     b = block()
-    check("dq_block", case(b.dz, b.k, b.r))
+    check("dq_block", Case(b.dz, b.k, b.r))
 
 
 def test_dk_block():
     b = block()
-    check("dk_block", case(b.dz, b.q, b.r))
+    check("dk_block", Case(b.dz, b.q, b.r))
 
 
 def test_dr_block():
     b = block()
-    check("dr_block", case(b.dz, b.z, b.r))
+    check("dr_block", Case(b.dz, b.z, b.r))
 
 
 def test_dw_block():
     b, open_ = block(), block(INF)
-    check("dw_block", case(b.z, b.m, b.d, b.v, b.dh, b.w),
-          case(open_.z, open_.m, open_.d, open_.v, open_.dh, open_.w, hint="for w = inf dw is 0: "
+    check("dw_block", Case(b.z, b.m, b.d, b.v, b.dh, b.w),
+          Case(open_.z, open_.m, open_.d, open_.v, open_.dh, open_.w, hint="for w = inf dw is 0: "
                "arrange the factors so that inf and 0 are never multiplied"))
 
 
@@ -274,7 +274,7 @@ def test_gradients():
     for T, S, i0, w, size in [(33, 50, 16, 1.4, 16), (40, 31, 0, 32.0, 16), (23, 61, 38, 17.0, 16),
                               (23, 61, 38, INF, 16), (5, 40, 33, 24.5, 16), (26, 45, 11, 6.0, 7)]:
         b = block(w, I=T, J=S)
-        cases.append(case(b.q, b.k, b.v, b.w, b.r, b.dh, i0, size, hint=(
+        cases.append(Case(b.q, b.k, b.v, b.w, b.r, b.dh, i0, size, hint=(
             f"{T} queries, {S} keys, i0 = {i0}, w = {w:g}, size = {size}: are i and j the "
             "positions of the block, is each pair visited once, and each block added, with +=, to "
             "the right rows?")))
@@ -283,4 +283,4 @@ def test_gradients():
     b = block(10.0, I=10, J=90)
     for x in (b.k, b.v):
         x[:25] = x[76:] = torch.nan
-    check("gradients", *cases, case(b.q, b.k, b.v, b.w, b.r, b.dh, 50, 16, hint=OUTSIDE))
+    check("gradients", *cases, Case(b.q, b.k, b.v, b.w, b.r, b.dh, 50, 16, hint=OUTSIDE))

@@ -15,7 +15,7 @@ if os.environ["TRITON_INTERPRET"] != "1":
                 allow_module_level=True)
 
 from course.exercises import grade  # noqa: E402
-from course.exercises.grade import case, correlated, random  # noqa: E402
+from course.exercises.grade import Case, correlated, random  # noqa: E402
 from course.exercises.mistakes import (  # noqa: E402
     DIVIDED,
     FACTORS,
@@ -224,7 +224,7 @@ FAR = (20, 160, 100, 20.0, 32, 16)
 
 def cases(make, hint, *sizes):
     """A case of each size. make(T, S, w): the inputs that come before i0, BI and BJ."""
-    return [case(*make(T, S, w), i0, BI, BJ, hint=f"{T} queries, {S} keys, i0 = {i0}, w = {w:g}, "
+    return [Case(*make(T, S, w), i0, BI, BJ, hint=f"{T} queries, {S} keys, i0 = {i0}, w = {w:g}, "
                  f"BI = {BI}, BJ = {BJ}: {hint}") for T, S, i0, w, BI, BJ in sizes]
 
 
@@ -232,7 +232,7 @@ def test_similarity_kernel():
     some = []
     for T, S, BI, BJ in ((45, 21, 32, 16), (20, 50, 32, 16), (50, 33, 16, 32)):
         q, k, *_ = inputs(T, S, INF)
-        some.append(case(q, k, BI, BJ, hint=f"{T} queries, {S} keys, BI = {BI}, BJ = {BJ}: row t "
+        some.append(Case(q, k, BI, BJ, hint=f"{T} queries, {S} keys, BI = {BI}, BJ = {BJ}: row t "
                          "of Q starts at Q + t * K, row j of K_ at K_ + j * K, and row t of OUT "
                          "at OUT + t * S. Load rows < T and rows < S, and store rows < T and "
                          "columns < S only"))
