@@ -226,8 +226,18 @@ def test_an_exercise_never_gets_its_own_solution(monkeypatch):
      "    u = w.double().clamp(max=w_th)\n"
      "    angle = i * (math.pi * torch.cos(math.pi / 2 * u / w_th) ** 2 / u)[:, None]\n"
      "    return (torch.remainder(angle + math.pi, 2 * math.pi) - math.pi).to(w.dtype)"),
-    (test_part2, "gate", "def gate(self, x):\n    g = self.project(x, self.W_G)\n"
-     "    return torch.tanh(g * torch.sigmoid(g))\nGatedScreeningTiles.gate = gate"),
+    (test_part2, "screening", """
+def screening(self, x, screen, cache=None):
+    start = 0 if cache is None else cache.end
+    w, r = window(self.s_w), acceptance(self.s_r)
+    angle = mipe_angle(start + torch.arange(x.shape[1]), w, self.w_th)
+    q, k = (mipe(unit(self.project(x, W)), angle) for W in (self.W_Q, self.W_K))
+    v, i0 = unit(self.project(x, self.W_V)), 0
+    if cache is not None:
+        k, v = cache.append(k, v, w)
+        i0 = k.shape[2] - x.shape[1]
+    return tanh_norm(screen(q, k, v, w, r, i0))
+GatedScreeningTiles.screening = screening"""),
     (test_part2, "loss", "def loss(self, tokens, targets):\n"
      "    p = self(tokens).log_softmax(-1).flatten(0, 1)\n    t = targets.flatten()\n"
      "    return -p[t >= 0].gather(1, t[t >= 0][:, None]).mean()\nMultiscreen.loss = loss")])

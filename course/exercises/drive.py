@@ -75,7 +75,7 @@ def a_model(kind, **options):
     return model
 
 
-def named(f, names, inputs):
+def named(names, f, *inputs):
     """The results of f by their names."""
     found = f(*inputs)
     if not isinstance(found, (tuple, list)) or len(found) != len(names):
@@ -93,18 +93,12 @@ def mipe_angle(f, i, w, w_th):
     return found
 
 
-def pairs(f, *inputs):
-    return named(f, ("z", "m", "d"), inputs)
-
-
-def gradients(f, *inputs):
-    return named(f, ("dq", "dk", "dv", "dw", "dr"), inputs)
-
-
 # --------------------------------------------------------------------------------- part 2
 
-def in_pieces(method, layer, x, pieces, axis):
-    """method(x, screen) without a cache, or with one that drops keys, for x in pieces."""
+def in_pieces(name, axis, layer, x, pieces):
+    """A method's result of x without a cache, or with one that drops keys, for x in pieces."""
+    method = getattr(layer, name)
+
     def screen(*inputs):
         return 2 * ms.screen(*inputs)                  # to see whether it is this one that is used
 
@@ -117,14 +111,6 @@ def in_pieces(method, layer, x, pieces, axis):
         if cache.k is not None:
             cache.k, cache.v = cache.k[:, :, -4:], cache.v[:, :, -4:]      # the widest w is 4.3
     return torch.cat(found, axis)
-
-
-def screening(layer, x, pieces):
-    return in_pieces(layer.screening, layer, x, pieces, 2)
-
-
-def forward(layer, x, pieces):
-    return in_pieces(layer, layer, x, pieces, 1)
 
 
 def cache(kind, k, v, w):
@@ -216,6 +202,9 @@ def train(kind, config, weights, text):
 
 
 # By the names that tests and messages have for them.
-CALLS = {f.__name__: f for f in (mipe_angle, pairs, gradients, screening, forward, cache,
-                                 initialize, generate)}
-CALLS |= {"the whole model": whole_model, "training": train}
+CALLS = {"mipe_angle": mipe_angle, "cache": cache, "initialize": initialize, "generate": generate,
+         "screening": functools.partial(in_pieces, "screening", 2),
+         "forward": functools.partial(in_pieces, "forward", 1),
+         "pairs": functools.partial(named, ("z", "m", "d")),
+         "gradients": functools.partial(named, ("dq", "dk", "dv", "dw", "dr")),
+         "the whole model": whole_model, "training": train}
