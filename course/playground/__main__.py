@@ -32,16 +32,15 @@ SCRIPT = Path(__file__).with_name("model.js")
 README = Path(multiscreen.__file__).with_name("README.md")
 MARKERS = ("PLAYGROUND_README", "PLAYGROUND_SCRIPT", "PLAYGROUND_DATA")    # in the page, once
 SCREENING = multiscreen.__doc__.split("\n\n")[1]        # what screening is
-MOST_TOKENS = 1000
+TOKENS = 200                                           # at most, of the text to start with
 DIGITS = Documents.digits                              # of a number that a model was taught
 
 
-def default_text(ckpt, n_tokens):
-    """A text of about n_tokens: an ABCDigits prompt for a model trained on them, or SCREENING."""
+def default_text(ckpt):
+    """An ABCDigits prompt for a model that was trained on them, or SCREENING."""
     if "abcdigits" not in " ".join(ckpt["args"]["data"]):
-        return SCREENING[:n_tokens]
-    n_lines = max(n_tokens // (DIGITS + 3), 27)        # the shortest prompt
-    return generate_by_line_count(n_lines, 0.3, DIGITS, 1)[0][:-DIGITS]
+        return SCREENING
+    return generate_by_line_count(TOKENS // (DIGITS + 3), 0.3, DIGITS, 1)[0][:-DIGITS]
 
 
 def write_page(path, data):
@@ -62,21 +61,18 @@ def main(argv=None):
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--ckpt", default=MODEL, help="the model, a checkpoint of train.py "
                    "[models/retrieval.pt]")
-    p.add_argument("--text", help="the text to start with [an ABCDigits prompt, or four lines "
-                   "about screening]")
-    p.add_argument("--tokens", type=int, default=200, help="use at most this many bytes of text; "
-                   "an ABCDigits prompt has at least 27 lines [200]")
+    p.add_argument("--text", help=f"the text to start with, of which {TOKENS} bytes are used [an "
+                   "ABCDigits prompt, or four lines about screening]")
     p.add_argument("--out", type=Path, default=Path("out/playground.html"),
                    help="the HTML file to write [out/playground.html]")
     args = p.parse_args(argv)
-    text = args.text and args.text.encode(errors="replace")[: args.tokens].decode(errors="ignore")
-    if not 1 <= args.tokens <= MOST_TOKENS or text == "":
-        sys.exit(f"error: --tokens must be from 1 to {MOST_TOKENS}, and --text not empty")
     model, tokenizer, ckpt = load_checkpoint(args.ckpt)
     if (ckpt["args"]["model"], tokenizer.name) != ("multiscreen", "bytes"):
         sys.exit(f"error: {args.ckpt} has --model {ckpt['args']['model']} and --tokenizer "
                  f"{tokenizer.name}; the page needs --model multiscreen and --tokenizer bytes")
-    data = page_data(model, text or default_text(ckpt, args.tokens))
+    text = args.text or default_text(ckpt)
+    text = text.encode(errors="replace")[:TOKENS].decode(errors="ignore")
+    data = page_data(model, text)
     write_page(args.out, data)
     print(f"wrote {args.out}, {args.out.stat().st_size / 1e6:.1f} MB, with a text of "
           f"{len(data['text'].encode())} bytes: open it in a browser and type")

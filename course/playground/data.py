@@ -38,16 +38,13 @@ def model_data(model):
 def page_data(model, text):
     """What the page gets, a dict for JSON. The model's matrices are rounded to 16 bits, in place.
 
-    So PyTorch's numbers, for the last byte of the text, are those of the same weights. Raises
-    FloatingPointError if logits are not finite: JSON has no nan.
+    So PyTorch's numbers, for the last byte of the text, are those of the same weights.
     """
     # A browser's text field turns each line end into \n, and the page computes what it holds.
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     round_matrices(model)
     tokens = torch.tensor([list(text.encode())], device=model.W_E.device)
     logits = model(tokens)[0, -1]
-    if not logits.isfinite().all():
-        raise FloatingPointError("the logits are not finite: diverged, or divided by 0?")
     alpha_d = torch.cat([layer[0, :, -1] for layer in model.relevance_maps(tokens)])
     return {"model": model_data(model), "text": text, "last_alpha_d": pack(alpha_d, np.float32),
             "last_logits": logits.tolist()}
