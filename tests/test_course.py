@@ -110,7 +110,7 @@ SAID = [
         ("s -= 1", "a tensor was changed in place"),
         ("s.data.sub_(1); return s + 0", "trim changes its input s in place"),
         (TRIM.removeprefix("return "), "and is nothing: is a return missing?"),
-        ("return [s, s]", "the value of trim should be a tensor, and is 2 things"),
+        ("return [s, s]", "should be a tensor, and is an object of the type list"),
         (TRIM.replace("r)", "float(r))", 1), "is the input detached, or turned"),
         (f"{TRIM}.double()", "is torch.float64; it should be"),
         (f"{TRIM} / 4", "All are 0.25 times what they should be"),
@@ -139,7 +139,7 @@ SAID = [
     (4, "bounds_kernel", "tl.minimum(tl.ceil(tl.load(W)), 1073741824.0)", "tl.ceil(tl.load(W))",
      "invalid value encountered in cast\npart4_kernel.py, line "),
     *[(4, "forward_kernel", right, wrong, "the value of forward_kernel is ") for right, wrong in [
-        ("i - reach, 0", "i - reach + 1, 0"), ("tl.ceil(tl.load(W))", "tl.floor(tl.load(W))"),
+        ("i - reach, 0", "i - reach + 1, 0"),
         ("tl.minimum(S, i_last + 1)", "tl.minimum(S, i_last)")]],
     (4, "forward_kernel", ", other=0.0", "", "a load with a mask needs other=0.0"),
     (4, "forward_kernel", "mask=(rows < end)[:, None], other=0.0", "(rows < end)[:, None]",

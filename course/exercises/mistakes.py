@@ -72,7 +72,7 @@ WITH_R = [
 DIVIDED = "s must not be divided by the root of d_K: it is the cosine of an angle"
 
 # (c, a, b): the factors c z^a m^b.
-FACTORS = [(c, a, b) for c in (1, 2) for a in (0, 1, 2) for b in (0, 1, 2)]
+FACTORS = [(c, a, b) for c in (1, 2) for a in (1, 2) for b in (0, 1, 2)]
 
 
 # ------------------------------------------------------------------- the right code, edited
