@@ -78,6 +78,11 @@ def test_each_typical_mistake_has_its_own_sentence(monkeypatch, part, name):
     assert others == []
 
 
+def test_a_known_mistake_is_named_beside_another(solved):
+    edit(solved / "part1_screening.py", "s_w.clamp(max=80.0).exp() + 1", "s_w.clamp(max=9.0).exp()")
+    assert message_of(test_part1, "test_window").startswith("w lacks the + 1")
+
+
 def test_a_mistake_in_one_exercise_costs_nothing_in_another(solved):
     edit(solved / "part1_screening.py", "(1 - (1 - s) / r)", "(1 - (1 - s) * r)")
     edit(solved / "part2_model.py", "torch.tanh(F.silu(", "torch.sigmoid(F.silu(")
@@ -128,6 +133,8 @@ SAID = [
      "W_K = nn.Parameter(self.W_Q.clone())", "other matrices like a W_Q of initialize is 3;"),
     (2, "initialize", "c = self.config\n", "c = self.config; torch.manual_seed(0)\n",
      "other matrices like a W_Q of initialize is 15;"),
+    (2, "training", "self.s_F.exp() * unit(", "self.s_F.detach().exp() * unit(",
+     "10^4 dL/d(s_F) of training is 0"),
     (4, "similarity_kernel", "@triton.jit\ndef similarity", "def similarity", "is no kernel"),
     (4, "similarity_kernel", ', input_precision="ieee"', "", "tl.dot needs input_precision"),
     (4, "similarity_kernel", "tl.program_id(1) * BJ", "tl.program_id(1) * BI",
