@@ -72,7 +72,7 @@ def train(args, ckpt=None, stop=()):
     torch.manual_seed(args.seed)
     model = make_model(args, tokenizer, getattr(torch, args.dtype)).to(device)
     data, val_data = get_data(args, tokenizer)
-    text = fingerprint(data, val_data)
+    text = f"{fingerprint(data)} and {fingerprint(val_data)}"
     source = source_of(model, args.model)
     if ckpt:
         require_same(ckpt, text, source)
@@ -584,21 +584,17 @@ class Text:
 
     def __init__(self, arrays, args, n_vocab):
         self.T, self.seed, self.n_vocab, self.epoch = args.seq_len, args.seed, n_vocab, None
-        # Texts are joined, so that short files lose no tokens; a .bin file stays on the disk.
-        texts = [np.zeros(0, np.uint8), *(x for x in arrays if not isinstance(x, np.memmap))]
-        self.arrays = [np.concatenate(texts), *(x for x in arrays if isinstance(x, np.memmap))]
-        self.ends = np.cumsum([max(len(tokens) - 1, 0) // self.T for tokens in self.arrays])
+        # Texts are joined, so that short files lose no tokens; one .bin file stays on the disk.
+        self.tokens = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         if len(self) == 0:
-            sys.exit(f"error: {sum(map(len, arrays))} tokens of --data or --val are fewer than one "
+            sys.exit(f"error: {len(self.tokens)} tokens of --data or --val are fewer than one "
                      f"sequence of {self.T} + 1: use more text or a smaller --seq-len")
 
     def __len__(self):
-        return int(self.ends[-1])
+        return max(len(self.tokens) - 1, 0) // self.T
 
     def __getitem__(self, n):
-        a = int(np.searchsorted(self.ends, n, side="right"))           # the array that has it
-        n -= int(self.ends[a - 1]) if a > 0 else 0
-        tokens = self.arrays[a][n * self.T : (n + 1) * self.T + 1].astype(np.int64)
+        tokens = self.tokens[n * self.T : (n + 1) * self.T + 1].astype(np.int64)
         if tokens.max() >= self.n_vocab:
             sys.exit(f"error: there is a token {tokens.max()}, but --tokenizer has {self.n_vocab}")
         return tokens
@@ -615,12 +611,10 @@ class Text:
         return False
 
 
-def fingerprint(*texts):
-    """Identifies data: for each part its number of sequences, and a checksum of 64 of them."""
-    sums = [zlib.crc32(b"".join(np.ascontiguousarray(text[n * len(text) // 64]).tobytes()
-                                for n in range(64))) for text in texts]
-    lengths = " and ".join(f"{len(text):,}" for text in texts)
-    return f"{lengths} sequences with checksums {' and '.join(f'{x:08x}' for x in sums)}"
+def fingerprint(data):
+    """Identifies data: the number of its sequences, and a checksum of 64 of them."""
+    some = np.stack([data[n * len(data) // 64] for n in range(64)])
+    return f"{len(data):,} sequences with checksum {zlib.crc32(some.tobytes()):08x}"
 
 
 SUFFIXES = (".txt", ".md", ".py")                      # the files that a folder stands for
@@ -628,25 +622,21 @@ SUFFIXES = (".txt", ".md", ".py")                      # the files that a folder
 
 def files_of(names):
     """The files that --data names; for a folder all with SUFFIXES, in it and below."""
-    if names == ["stdlib"]:
-        root = Path(sysconfig.get_paths()["stdlib"])
-        skip = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-        return sorted(path for path in root.rglob("*.py")
-                      if not skip & set(path.relative_to(root).parts))
+    stdlib = Path(sysconfig.get_paths()["stdlib"])
+    skip = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
     files = []
-    for path in map(Path, names):
-        found = [path]
-        if path.is_dir():
-            found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
-        if not found:
-            sys.exit(f"error: {path} has no files {', '.join(SUFFIXES)}: name your files")
-        files += found
+    for name in names:
+        if name == "stdlib":
+            files += [path for path in sorted(stdlib.rglob("*.py"))
+                      if not skip & set(path.relative_to(stdlib).parts)]
+        elif os.path.isdir(name):
+            files += [path for path in sorted(Path(name).rglob("*"))
+                      if path.suffix.lower() in SUFFIXES]
+        else:
+            files.append(Path(name))
+    if not files:
+        sys.exit(f"error: {' '.join(names)} has no files {', '.join(SUFFIXES)}: name your files")
     return files
-
-
-def dtype_of(tokenizer):
-    """The type of tokens in a .bin file: uint16, or uint32 for a vocabulary of more than 65,536."""
-    return np.uint16 if tokenizer.n_vocab <= 2**16 else np.uint32
 
 
 def encode(text, tokenizer):
@@ -659,6 +649,11 @@ def encode(text, tokenizer):
     return np.append(tokens.astype(dtype), dtype(tokenizer.eot_token))
 
 
+def dtype_of(tokenizer):
+    """The type of tokens in a .bin file: uint16, or uint32 for a vocabulary of more than 65,536."""
+    return np.uint16 if tokenizer.n_vocab <= 2**16 else np.uint32
+
+
 def read_file(path, tokenizer):
     """The tokens of a file: a text in UTF-8, or a .bin of nothing but tokens, left on the disk."""
     if path.suffix.lower() in (".json", ".jsonl", ".ndjson", ".parquet"):
@@ -667,13 +662,12 @@ def read_file(path, tokenizer):
     try:
         if path.suffix == ".bin":
             return np.memmap(path, dtype_of(tokenizer), "r")
-        content = path.read_bytes()
-        if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            sys.exit(f"error: {path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW")
-        text = content.decode("utf-8-sig")
-    except (OSError, ValueError) as e:                 # not UTF-8, or not a whole number of tokens
-        sys.exit(f"error: {path}: {getattr(e, 'strerror', None) or e}")
-    return encode(text, tokenizer)
+        return encode(path.read_bytes().decode("utf-8-sig"), tokenizer)
+    except UnicodeDecodeError:
+        sys.exit(f"error: {path} is not UTF-8, but UTF-16 or such: iconv -f UTF-16 -t UTF-8 FILE "
+                 "> NEW converts it")
+    except (OSError, ValueError) as e:                 # not a whole number of tokens
+        sys.exit(f"error: {path}: {e}")
 
 
 def get_data(args, tokenizer):

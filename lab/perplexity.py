@@ -46,10 +46,10 @@ def documents_of(tokenizer, flags, data):
         arrays = [read_file(path, tokenizer) for path in files_of(data)]
     else:
         held_out = get_data(SimpleNamespace(**flags), tokenizer)[1]
-        if not hasattr(held_out, "arrays"):
+        if not hasattr(held_out, "tokens"):
             sys.exit(f"error: the run was trained on {flags['data'][0]}, which has no long texts: "
                      "name some with --data")
-        arrays = held_out.arrays
+        arrays = [held_out.tokens]
     documents = []
     for tokens in arrays:
         ends = np.flatnonzero(tokens == tokenizer.eot_token) + 1

@@ -337,7 +337,7 @@ def arrays_of(*names, val=None):
     """(training arrays, held-out arrays) of --data NAMES --val VAL, as lists of tokens."""
     args = SimpleNamespace(data=[*map(str, names)], val=val, seq_len=4, seed=0)
     data = train.get_data(args, train.get_tokenizer("bytes"))
-    return [np.concatenate(part.arrays).tolist() for part in data]
+    return [part.tokens.tolist() for part in data]
 
 
 def test_a_text_is_read_byte_by_byte_and_ends_with_end_of_text(tmp_path):
@@ -405,15 +405,16 @@ large = SimpleNamespace(name="bytes", n_vocab=2**16 + 1, eot_token=2**16)
 
 
 @pytest.mark.parametrize("tokenizer, dtype", [("bytes", "<u2"), (f"{HERE}.large", "<u4")])
-def test_sequences_come_from_the_joined_texts_and_each_bin_file(tmp_path, tokenizer, dtype):
-    """A .bin file has two bytes for a token, or four; it stays on the disk."""
-    numbers = np.arange(40, dtype=dtype)
-    write(tmp_path, {"a.bin": numbers[:10], "b.txt": b"te", "c.bin": numbers[20:32], "d.txt": "xt"})
-    names = [str(tmp_path / name) for name in ("a.bin", "b.txt", "c.bin", "d.txt")]
-    args = SimpleNamespace(data=names, val=names, seq_len=4, seed=0)
-    data, _ = train.get_data(args, train.get_tokenizer(tokenizer))
-    assert [int(data[n][0]) for n in range(len(data))] == [ord("t"), 0, 4, 20, 24]
-    assert data[4].tolist() == [24, 25, 26, 27, 28]
+def test_a_bin_file_stays_on_the_disk_and_is_joined_to_texts(tmp_path, tokenizer, dtype):
+    """It has two bytes for a token, or four."""
+    write(tmp_path, {"a.bin": np.arange(40, dtype=dtype), "b.txt": b"te"})
+    a, b = str(tmp_path / "a.bin"), str(tmp_path / "b.txt")
+    args = SimpleNamespace(data=[a], val=[b, a, b], seq_len=4, seed=0)
+    alone, joined = train.get_data(args, train.get_tokenizer(tokenizer))
+    assert isinstance(alone.tokens, np.memmap)
+    assert alone[8].tolist() == [32, 33, 34, 35, 36]
+    end = train.get_tokenizer(tokenizer).eot_token
+    assert joined.tokens.tolist() == [*b"te", end, *range(40), *b"te", end]
 
 
 def test_data_is_found_from_another_folder(tmp_path, monkeypatch):
