@@ -133,8 +133,6 @@ def train(args, ckpt=None, stop=()):
                             data_state=data.state, rng=torch.get_rng_state())
             say(f"saved {path}")
         since, logged = time.perf_counter(), step
-    if finished and world == 1:
-        say(f"a sample that continues held-out text:\n{sample(model, val_data, tokenizer)}")
     return finished
 
 
@@ -212,16 +210,6 @@ def evaluate(model, data, batch_size):
         nats.append(model.loss(x[:, :-1], x[:, 1:], "none").cpu().double().flatten())
     model.train()
     return torch.cat(nats).mean().item()
-
-
-@torch.compiler.set_stance("force_eager")
-def sample(model, data, tokenizer):
-    """The first 32 tokens of the validation data and the model's continuation of them, as text."""
-    prompt = to_device([data[0][:32]], model.W_E.device)
-    generator = torch.Generator(prompt.device).manual_seed(0)
-    answer = model.eval().generate(prompt, 256, temperature=0.7, generator=generator)
-    text = tokenizer.decode(torch.cat([prompt, answer], 1)[0].tolist())
-    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
 # ---------------------------------------------------------------------------- several processes
@@ -840,7 +828,7 @@ def main(argv=None):
 if __name__ == "__main__":
     try:
         main()
-    except (OSError, FloatingPointError) as e:         # the latter: the sample has NaN
+    except OSError as e:
         sys.exit(f"error: {e}")
     finally:
         if dist.is_initialized():
