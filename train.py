@@ -76,9 +76,6 @@ def train(args, ckpt=None, stop=()):
     source = source_of(model, args.model)
     if ckpt:
         require_same(ckpt, text, source)
-        if ckpt["finished"] and args.steps <= ckpt["args"]["steps"]:
-            say(f"{args.out} is finished, at step {ckpt['step']}: a larger --steps continues it")
-            return True
     if ckpt or args.init:
         load_weights(model, ckpt or read_checkpoint(args.init))
     say(choose_screen(model, args.kernel))
@@ -86,17 +83,19 @@ def train(args, ckpt=None, stop=()):
         compile_model(model)
     shard(model, world)
     optimizer = make_optimizer(model, args.lr, args.weight_decay)
-    step, log = 0, "\t".join(COLUMNS) + "\n"
+    step, log, finished = 0, "\t".join(COLUMNS) + "\n", False
     if ckpt:
         set_moments(model, optimizer, ckpt["optimizer"])
         torch.set_rng_state(ckpt["rng"])               # for layers that draw random numbers
         step, log, data.state = ckpt["step"], ckpt["log"], ckpt["data_state"]
+        longer = args.steps > ckpt["args"]["steps"]
+        finished = step >= args.steps or (ckpt["finished"] and not longer)
     say(f"{args.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {device}, "
         f"{args.dtype}; {len(data):,} sequences of {args.seq_len} tokens; steps {step} to "
         f"{args.steps}, each of {args.batch_tokens:,} tokens")
     path.parent.mkdir(parents=True, exist_ok=True)
 
-    since, logged, finished, stopped = time.perf_counter(), step, step >= args.steps, False
+    since, logged, stopped = time.perf_counter(), step, False
     while not finished and not stopped:
         lr = args.lr * min(1.0, (step + 1) / max(args.warmup, 1))
         for group in optimizer.param_groups:
@@ -133,6 +132,8 @@ def train(args, ckpt=None, stop=()):
                             data_state=data.state, rng=torch.get_rng_state())
             say(f"saved {path}")
         since, logged = time.perf_counter(), step
+    if finished:
+        say(f"{args.out} is finished, at step {step}: --resume with a larger --steps continues it")
     return finished
 
 
@@ -683,7 +684,7 @@ def get_data(args, tokenizer):
 # ---------------------------------------------------------------------------------------- flags
 
 # --resume restores flags that you leave out, except OF_A_COMMAND. You may change those in FREE; the
-# others are the run's recipe. --init restores OF_A_MODEL alone.
+# others are the run's recipe. --init restores OF_A_MODEL alone, and you may change them.
 OF_A_COMMAND = ("device", "out", "resume", "force")
 FREE = (*OF_A_COMMAND, "steps", "batch_size", "log_every", "eval_every", "kernel", "compile")
 OF_A_MODEL = ("model", "tokenizer", *(field.name for field in fields(Config)))
@@ -730,7 +731,8 @@ def get_parser():
     flag("--weight-decay", 0.0, "AdamW's weight decay, for matrices", not_negative)
     flag("--clip", 0.0, "largest gradient norm, 0 for none", not_negative)
     flag("--seed", 0, "seed of the initial weights and of the order of the data", at_least(0))
-    flag("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda or mps")
+    flag("--device", "cuda" if torch.cuda.is_available() else "cpu", "what to train on",
+         choices=("cpu", "cuda", "mps"))
     bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     flag("--dtype", "bfloat16" if bf16 else "float32", "for products",
          choices=("float32", "bfloat16"))
@@ -753,39 +755,30 @@ def get_args(argv=None, ckpt=None):
     ckpt: that of the run to go on with.
     """
     p = get_parser()
-    typed, kept, why = p.parse_args(argv), {}, ""
+    args, kept = p.parse_args(argv), {}
     if ckpt:
         kept = {name: x for name, x in ckpt["args"].items() if name not in OF_A_COMMAND}
-        why = "a run has one recipe; leave it out, or begin another run in another --out"
-    elif typed.init:
-        contents = read_checkpoint(typed.init)["args"]
-        kept = {name: x for name, x in contents.items() if name in OF_A_MODEL}
-        why = "the model is that of --init; leave it out"
-
-    # The model's recipe replaces defaults, what is kept replaces both, and what is typed all three.
-    model = kept.get("model", typed.model)
-    if model != "multiscreen":
-        recipe = getattr(named(model), "recipe", {})
+    elif args.init:
+        kept = {name: x for name, x in read_checkpoint(args.init)["args"].items()
+                if name in OF_A_MODEL}
+    # argparse leaves alone what stands in the namespace, unless it is typed.
+    args = p.parse_args(argv, argparse.Namespace(**kept))
+    if args.model != "multiscreen":
+        recipe = getattr(named(args.model), "recipe", {})
         words = [f"--{flag.replace('_', '-')}={x}" for flag, x in recipe.items()]
-        p.set_defaults(**vars(p.parse_args(words)))
-    p.set_defaults(**kept)
-    args = p.parse_args(argv)
+        defaults = vars(p.parse_args(words))
+        args = p.parse_args(argv, argparse.Namespace(**defaults | kept))
 
     # The run may go on from another folder, so a file gets its whole path.
     args.data = [os.path.abspath(name) if os.path.exists(name) else name for name in args.data]
     if args.val:
         args.val = [os.path.abspath(name) for name in args.val]
 
-    # A kept flag may be typed again, but with another value only if it is FREE.
     for action in p._actions:
         flag, name = action.option_strings[0], action.dest
-        if name in kept and name not in FREE and vars(args)[name] != kept[name]:
-            refuse(f"{flag} was {kept[name]} and is {vars(args)[name]} now: {why}")
-
-    try:
-        torch.empty(0, device=args.device)
-    except (RuntimeError, AssertionError) as e:
-        sys.exit(f"error: --device {args.device}: {str(e).splitlines()[0]}")
+        if ckpt and name in kept and name not in FREE and vars(args)[name] != kept[name]:
+            refuse(f"{flag} was {kept[name]} and is {vars(args)[name]} now: a run has one recipe; "
+                   "leave it out, or begin another run in another --out")
     one_pass = args.batch_size * args.seq_len * rank_and_world()[1]
     if args.batch_tokens is None:
         args.batch_tokens = one_pass

@@ -300,13 +300,13 @@ class Recipe(GatedScreeningTiles):
 
 
 def test_init_takes_the_model_of_a_checkpoint_and_begins_a_run_that_goes_on(tmp_path):
-    """The model's sizes and its weights, and no other flags. What is typed is above a recipe."""
+    """The model's sizes and its weights, and no other flags. What is typed is above all."""
     flags = ["--model", f"{HERE}.Recipe", "--psi", "2", "--layers", "1", "--lr", "0.5",
              "--tokenizer", f"{HERE}.large"]
     first = fit(tmp_path / "first", "--steps", "1", *flags)
-    args = args_of(["--init", tmp_path / "first/ckpt.pt"])
+    args = args_of(["--init", tmp_path / "first/ckpt.pt", "--w-th", "16"])
     assert (args.model, args.lr, args.psi, args.N_L) == (f"{HERE}.Recipe", 0.01, 2, 1)
-    assert args.tokenizer == f"{HERE}.large"
+    assert (args.tokenizer, args.w_th) == (f"{HERE}.large", 16)
 
     new = ["--seq-len", "32", "--batch-size", "4", "--data", tmp_path / "text.txt", "--lr", "1e-30",
            "--init", tmp_path / "first/ckpt.pt", "--out", tmp_path / "out", "--steps"]
