@@ -33,7 +33,6 @@ import hashlib
 import inspect
 import math
 import os
-import pickle
 import signal
 import sys
 import sysconfig
@@ -77,7 +76,7 @@ def train(args, ckpt=None, stop=()):
     if ckpt:
         require_same(ckpt, text, source)
     if ckpt or args.init:
-        load_weights(model, ckpt or read_checkpoint(args.init))
+        model.load_state_dict((ckpt or read_checkpoint(args.init))["weights"])
     say(choose_screen(model, args.kernel))
     if args.compile or (args.compile is None and device == "cuda"):
         compile_model(model)
@@ -281,10 +280,6 @@ def write(path, content, save):
         sys.exit(f"error: {path} could not be written, it is as it was ({e.__context__ or e})")
 
 
-NEEDED = ("args", "config", "source", "weights")       # in a checkpoint
-NEEDED_TO_RESUME = (*NEEDED, "step", "finished", "log", "text", "optimizer", "data_state", "rng")
-
-
 def save_checkpoint(path, model, args, **more):
     """Write a checkpoint. If a weight is NaN, end the program instead.
 
@@ -302,28 +297,16 @@ def save_checkpoint(path, model, args, **more):
         write(path, contents, torch.save)
 
 
-def read_checkpoint(path, needs=NEEDED):
-    """The dict that save_checkpoint wrote, if it has what is needed. Nothing in it is executed."""
+def read_checkpoint(path, *more):
+    """The dict that save_checkpoint wrote. Nothing in it is executed. more: what must be in it."""
     try:
         ckpt = torch.load(path, "cpu", weights_only=True)
-        if not set(needs) <= set(ckpt):
-            raise LookupError
-        return ckpt | {"path": str(path)}
+        needed = ("args", "config", "source", "weights", *more)
+        return {name: ckpt[name] for name in needed} | ckpt
     except FileNotFoundError:
         sys.exit(f"error: {path} does not exist: train a model first, or name its ckpt.pt")
-    except (OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError,
-            pickle.UnpicklingError):
+    except Exception:                                  # torch raises seven kinds of them
         sys.exit(f"error: {path} is damaged, or not a checkpoint of train.py")
-
-
-def load_weights(model, ckpt):
-    """Put the weights of a checkpoint into a model."""
-    try:
-        model.load_state_dict(ckpt["weights"])
-    except RuntimeError as e:
-        reason = " ".join(str(e).split())
-        sys.exit(f"error: {ckpt['path']}: its weights do not fit the model that is built now: "
-                 f"{reason}")
 
 
 def load_checkpoint(path, device="cpu", dtype=None):
@@ -333,22 +316,21 @@ def load_checkpoint(path, device="cpu", dtype=None):
     """
     ckpt = read_checkpoint(path)
     model = build_model(ckpt["args"]["model"], ckpt["config"], dtype)
-    load_weights(model, ckpt)
-    model.to(device).eval()
     for name in edited(ckpt, source_of(model, ckpt["args"]["model"])):
         print(f"{path} was trained with another {name}.py", file=sys.stderr)
+    model.load_state_dict(ckpt["weights"])
+    model.to(device).eval()
     print(choose_screen(model), file=sys.stderr)
     return model, get_tokenizer(ckpt["args"]["tokenizer"]), ckpt
 
 
 def require_same(ckpt, text, source):
     """End the program if a resumed run would read another text, or run other code."""
-    changes = [f"{name}.py was edited since the run began" for name in edited(ckpt, source)]
+    undo = "undo this, or begin another run from the weights of this one, with --init and --out"
+    for name in edited(ckpt, source):
+        refuse(f"{name}.py was edited since the run began: {undo}")
     if ckpt["text"] != text:
-        changes.append(f"--data was {ckpt['text']} and is {text} now")
-    if changes:
-        refuse(f"{'; '.join(changes)}; a run keeps its text and its code: undo the change, or "
-               f"begin another run, with --init {ckpt['path']} --out NEW")
+        refuse(f"--data was {ckpt['text']} and is {text} now: {undo}")
 
 
 def edited(ckpt, source):
@@ -357,18 +339,12 @@ def edited(ckpt, source):
             if plain_code(text) != plain_code(source.get(name, ""))]
 
 
-MAY_HAVE_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef)
-
-
 @cache
 def plain_code(text):
     """Python code without its comments and docstrings: to change these is no edit."""
-    try:
-        tree = ast.parse(textwrap.dedent(text))
-    except SyntaxError:                                # code of another version of Python
-        return text
+    tree, may_have_one = ast.parse(text), (ast.Module, ast.ClassDef, ast.FunctionDef)
     for part in ast.walk(tree):
-        if isinstance(part, MAY_HAVE_DOCSTRING) and ast.get_docstring(part) is not None:
+        if isinstance(part, may_have_one) and ast.get_docstring(part) is not None:
             del part.body[0]
     return ast.unparse(tree)                           # ast.dump differs from Python to Python
 
@@ -382,18 +358,15 @@ def refuse(reason):
 def source_of(model, name):
     """{module: text} of multiscreen.py, --model's module, and its layers' classes and bases."""
     classes = {base for part in (model, *model.layers) for base in type(part).__mro__}
-    names = {"multiscreen", *(base.__module__ for base in classes)} - {"builtins"}
+    names = {"multiscreen", *(base.__module__ for base in classes)}
     if "." in name:                                    # it may name a function, not a class
         names.add(name.rpartition(".")[0])
-    modules = {name: sys.modules[name] for name in sorted(names) if not name.startswith("torch.")}
-    return {name: text_of(module) for name, module in modules.items()
-            if getattr(module, "__file__", None)}
+    files = {name: getattr(sys.modules[name], "__file__", None) for name in sorted(names)}
+    return {name: read_once(Path(file), "utf-8") for name, file in files.items()
+            if file and not name.startswith("torch.")}
 
 
-@cache
-def text_of(module):
-    """The text of a module's file, read once: a process runs the code that it began with."""
-    return Path(module.__file__).read_text("utf-8")
+read_once = cache(Path.read_text)                      # a process runs the code that it began with
 
 
 # ---------------------------------------------------------------------------------------- model
@@ -496,7 +469,8 @@ def hash_of_equations():
     """A hash of the functions that a twin of multiscreen.screen repeats."""
     functions = (multiscreen.trim, multiscreen.softmask, multiscreen.relevance, multiscreen.screen,
                  Multiscreen.screen, KeyCache.append)
-    code = "".join(plain_code(inspect.getsource(inspect.unwrap(f))) for f in functions)
+    texts = [textwrap.dedent(inspect.getsource(inspect.unwrap(f))) for f in functions]
+    code = "".join(plain_code(text) for text in texts)
     return hashlib.sha256(code.encode()).hexdigest()[:12]
 
 
@@ -798,7 +772,7 @@ def main(argv=None):
     typed, ckpt, stop = get_parser().parse_args(argv), None, []
     path = Path(typed.out, "ckpt.pt")
     if path.exists() and typed.resume:                 # without a run --resume begins one
-        ckpt = read_checkpoint(path, NEEDED_TO_RESUME)
+        ckpt = read_checkpoint(path, "optimizer")      # a loop of your own saves no moments
     elif path.exists() and not typed.force:
         sys.exit(f"error: {typed.out} holds a run: --resume continues it, --force overwrites it, "
                  "another --out begins a new one")
