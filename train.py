@@ -57,6 +57,8 @@ from multiscreen import Config, GatedScreeningTiles, KeyCache, Multiscreen, unit
 if os.getcwd() not in sys.path:                        # for what MODULE.NAME names there
     sys.path.append(os.getcwd())
 
+RANK = int(os.environ.get("RANK", 0))                  # this process, of those of torchrun
+WORLD = int(os.environ.get("WORLD_SIZE", 1))           # how many there are
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_median", "w_max", "ms", "val_loss")   # of log.tsv
 
 
@@ -66,7 +68,6 @@ def train(args, ckpt=None, stop=()):
     stop: a list; once there is something in it, the run saves a checkpoint and returns.
     """
     path, device, tokenizer = Path(args.out, "ckpt.pt"), args.device, get_tokenizer(args.tokenizer)
-    rank, world = rank_and_world()
     try_model(make_model(args, tokenizer).to(device), args)            # this one is thrown away
     torch.manual_seed(args.seed)
     model = make_model(args, tokenizer, getattr(torch, args.dtype)).to(device)
@@ -80,7 +81,8 @@ def train(args, ckpt=None, stop=()):
     say(choose_screen(model, args.kernel))
     if args.compile or (args.compile is None and device == "cuda"):
         compile_model(model)
-    shard(model, world)
+    if WORLD > 1:
+        shard(model)
     optimizer = make_optimizer(model, args.lr, args.weight_decay)
     step, log, finished = 0, "\t".join(COLUMNS) + "\n", False
     if ckpt:
@@ -117,7 +119,7 @@ def train(args, ckpt=None, stop=()):
             row["val_loss"] = evaluate(model, val_data, args.batch_size)
         row |= windows(model)
         log += "\t".join(f"{row[name]:.6g}" if name in row else "" for name in COLUMNS) + "\n"
-        if rank == 0:
+        if RANK == 0:
             write(path.with_name("log.tsv"), log, lambda log, file: file.write(log.encode()))
         row["min_left"] = row["ms"] * (args.steps - step) / 60e3
         say("  ".join(f"{name} {x:<7.5g}" for name, x in row.items()))
@@ -152,20 +154,16 @@ def accumulate_gradients(model, data, args, step):
 
     Each process reads its share of the step's sequences, --batch-size of them in a pass.
     """
-    rank, world = rank_and_world()
     per_step = args.batch_tokens // args.seq_len       # sequences
-    mine = range(step * per_step, (step + 1) * per_step)[rank::world]
+    mine = range(step * per_step, (step + 1) * per_step)[RANK::WORLD]
     passes = [mine[i : i + args.batch_size] for i in range(0, len(mine), args.batch_size)]
     loss = 0.0
     for numbers in passes:
-        if world > 1:                                  # average over processes in the last pass
-            is_last = numbers is passes[-1]
-            model.set_requires_gradient_sync(is_last)
         x = to_device([data.draw(n) for n in numbers], model.W_E.device)
         part = model.loss(x[:, :-1], x[:, 1:]) / len(passes)
         part.backward()
         loss = loss + part.detach()
-    return total(loss) / world
+    return total(loss) / WORLD
 
 
 def has_diverged(row):
@@ -214,29 +212,20 @@ def evaluate(model, data, batch_size):
 
 # ---------------------------------------------------------------------------- several processes
 
-def rank_and_world():
-    """(the number of this process, how many there are): torchrun starts several."""
-    if not dist.is_initialized():
-        return 0, 1
-    return dist.get_rank(), dist.get_world_size()
-
-
 def total(x):
     """The sum over all processes of a number, or of a tensor on its device. Returns a tensor."""
     x = torch.as_tensor(x)
-    if dist.is_initialized():
+    if WORLD > 1:
         dist.all_reduce(x)
     return x
 
 
-def shard(model, world):
+def shard(model):
     """Let several processes hold one copy of a model between them, by FSDP2, in place."""
-    if world == 1:
-        return
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     for part in (*model.layers, model):
-        fully_shard(part)
+        fully_shard(part, reshard_after_forward=True)
     register_fsdp_forward_method(model, "loss")
 
 
@@ -247,8 +236,6 @@ def whole(x):
 
 def get_moments(model, optimizer):
     """The optimizer's state: {parameter's name: {moment's name: whole tensor}}."""
-    if hasattr(model, "reshard"):
-        model.reshard()                                # undo the gathering by `evaluate`
     return {name: {key: whole(x).cpu() for key, x in optimizer.state[p].items()}
             for name, p in model.named_parameters() if p in optimizer.state}
 
@@ -293,7 +280,7 @@ def save_checkpoint(path, model, args, **more):
             sys.exit(f"error: {path} was not written: {name} has a NaN")
     contents = {"args": vars(args), "config": asdict(model.config),
                 "source": source_of(model, args.model), "weights": weights, **more}
-    if rank_and_world()[0] == 0:
+    if RANK == 0:
         write(path, contents, torch.save)
 
 
@@ -431,8 +418,8 @@ def try_model(model, args):
               "layer see them, or keep something of another pass? `python -m lab.check` with the "
               "flags of this run says more")
     elif not (nats[:, :short] - right).abs().max() <= 1e-4 * largest:
-        print(f"warning: `loss` is not the cross-entropy of `forward` on the first {short} tokens: "
-              "`python -m lab.check` with the flags of this run says more")
+        say(f"warning: `loss` is not the cross-entropy of `forward` on the first {short} tokens: "
+            "`python -m lab.check` with the flags of this run says more")
 
 
 def choose_screen(model, kernel="auto"):
@@ -753,7 +740,7 @@ def get_args(argv=None, ckpt=None):
         if ckpt and name in kept and name not in FREE and vars(args)[name] != kept[name]:
             refuse(f"{flag} was {kept[name]} and is {vars(args)[name]} now: a run has one recipe; "
                    "leave it out, or begin another run in another --out")
-    one_pass = args.batch_size * args.seq_len * rank_and_world()[1]
+    one_pass = args.batch_size * args.seq_len * WORLD
     if args.batch_tokens is None:
         args.batch_tokens = one_pass
     if args.batch_tokens % one_pass != 0:
@@ -763,12 +750,12 @@ def get_args(argv=None, ckpt=None):
 
 
 def main(argv=None):
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if WORLD > 1:
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        if dist.get_rank() > 0:
-            sys.stdout = open(os.devnull, "w")
+    if RANK > 0:
+        sys.stdout = open(os.devnull, "w")
     typed, ckpt, stop = get_parser().parse_args(argv), None, []
     path = Path(typed.out, "ckpt.pt")
     if path.exists() and typed.resume:                 # without a run --resume begins one
@@ -781,12 +768,15 @@ def main(argv=None):
     def note(number, frame):
         """Ask the run to stop. A second time ends the process at once, without a checkpoint."""
         stop.append(number)
-        if not dist.is_initialized():                  # torchrun repeats signals itself
+        if WORLD == 1:                                 # torchrun repeats signals itself
             signal.signal(number, signal.SIG_DFL)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, note)
-    if not train(args, ckpt, stop):
+    finished = train(args, ckpt, stop)
+    if WORLD > 1:
+        dist.destroy_process_group()
+    if not finished:
         print(f"stopped, saved {path}; to go on, repeat the command with --resume",
               file=sys.stderr)
         sys.exit(130)
@@ -797,6 +787,3 @@ if __name__ == "__main__":
         main()
     except OSError as e:
         sys.exit(f"error: {e}")
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()

@@ -363,7 +363,7 @@ def test_of_few_files_the_last_twentieth_of_each_is_held_out(tmp_path):
 
 
 def test_a_step_has_the_passes_of_all_processes(monkeypatch):
-    monkeypatch.setattr(train, "rank_and_world", lambda: (0, 2))
+    monkeypatch.setattr(train, "WORLD", 2)
     assert args_of(["--seq-len", "32", "--batch-size", "4"]).batch_tokens == 256
 
 
@@ -631,7 +631,7 @@ def test_two_processes_compute_what_one_computes_and_resume_each_other(tmp_path)
     """The first two are stopped by a signal to torchrun, which sends it on to both."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
                 ROOT / "train.py"]
-    # Two passes a step in each process: gradients are averaged once, in the last one.
+    # Two passes a step in each process.
     flags = ["--batch-tokens", "256", "--lr", "0.01", "--log-every", "1", "--eval-every", "2"]
     new = [*SMALL, *flags, "--batch-size", "2", "--data", "text.txt", "--out", "two", "--steps"]
     write(tmp_path, {"text.txt": TEXT})
