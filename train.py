@@ -403,23 +403,20 @@ def try_model(model, args):
     """
     choose_screen(model, args.kernel)
     magnify(model.eval())
-    T, generator = args.seq_len, torch.Generator().manual_seed(0)
-    x, y, new = torch.randint(model.config.vocab_size, (3, 2, T), generator=generator)
-    new[0, : T // 3 + 1] = x[0, : T // 3 + 1]
-    new[1, : T - 1] = x[1, : T - 1]
-    x, y, new = (tokens.to(model.W_E.device) for tokens in (x, y, new))
+    N, T, device = model.config.vocab_size, args.seq_len, model.W_E.device
+    x, y = torch.randint(N, (2, 2, T), generator=torch.Generator().manual_seed(0)).to(device)
+    kept = (torch.arange(T) < torch.tensor([[T // 3 + 1], [T - 1]])).to(device)
     nats = model.loss(x, y, "none")
-    changes = (model.loss(new, y, "none") - nats).abs() * (new == x).cumprod(1)
-    short = min(T, 64)
-    logits = model(x[:, :short]).float()
-    right, largest = F.cross_entropy(logits.mT, y[:, :short], reduction="none"), nats.abs().max()
+    changes = (model.loss(torch.where(kept, x, (x + 1) % N), y, "none") - nats)[kept].abs()
+    logits = model(x[:, :64]).float()
+    errors = nats[:, :64] - F.cross_entropy(logits.mT, y[:, :64], reduction="none")
+    largest, more = nats.abs().max(), "`python -m lab.check` with the flags of this run says more"
     if not changes.max() <= 1e-5 * largest:            # experts sum in an order of their own
-        print(f"warning: losses change by {changes.max():.1g} nats with later tokens: does a "
-              "layer see them, or keep something of another pass? `python -m lab.check` with the "
-              "flags of this run says more")
-    elif not (nats[:, :short] - right).abs().max() <= 1e-4 * largest:
-        say(f"warning: `loss` is not the cross-entropy of `forward` on the first {short} tokens: "
-            "`python -m lab.check` with the flags of this run says more")
+        say(f"warning: losses change by {changes.max():.1g} nats with later tokens: does a layer "
+            f"see them, or keep something of another pass? {more}")
+    elif not errors.abs().max() <= 1e-4 * largest:
+        say("warning: `loss` is not the cross-entropy of `forward` on the first 64 tokens: "
+            f"{more}")
 
 
 def choose_screen(model, kernel="auto"):
@@ -477,21 +474,21 @@ def try_screen(screen, model):
     q, k = q + 1, k + torch.where(torch.arange(3064) % 3 == 0, -1, 1)[:, None]
     w, r = torch.tensor([1.5, 17, 250, 2000, math.inf]), torch.tensor([0.5, 0.9, 0.7, 0.5, 0.3])
     inputs = [unit(q), unit(k), unit(v).to(dtype), w, r]
-    found = []
-    for f in (screen, multiscreen.screen):
+
+    def results(f):
         given = [x.to(device).detach().requires_grad_() for x in inputs]
         h = f(*given, 3000)
-        h.float().square().sum().backward()
-        found.append([h.detach(), *(x.grad for x in given)])
-    for name, ours, right in zip(("h", "dq", "dk", "dv", "dw", "dr"), *found):
+        return [h.detach(), *torch.autograd.grad(h.float().square().sum(), given)]
+
+    names = ("h", "dq", "dk", "dv", "dw", "dr")
+    for name, ours, right in zip(names, results(screen), results(multiscreen.screen)):
         # w and r of all tiles are compared together, other numbers tile by tile.
         axes = (0, 2, 3) if right.ndim == 4 else 0
         error = (ours.double() - right.double()).abs().amax(axes) / right.double().abs().amax(axes)
         if not error.max() <= limit:
             raise ValueError(f"{name} is off by {error.max():.1g} of its largest value")
     inputs[0][0, :, 5] = math.nan
-    h, right = (f(*(x.to(device) for x in inputs), 3000) for f in (screen, multiscreen.screen))
-    if not h.isnan().equal(right.isnan()):
+    if not results(screen)[0].isnan().equal(results(multiscreen.screen)[0].isnan()):
         raise ValueError("NaN in a row of q must make that row of h NaN, and no other")
 
 
