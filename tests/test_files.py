@@ -36,10 +36,12 @@ def test_a_text_is_read_byte_by_byte_and_ends_with_end_of_text(tmp_path):
 
 
 def test_a_folder_is_its_texts_and_every_twentieth_of_many_is_held_out(tmp_path):
-    files = {f"{n:02}.txt": f"{n:02}" * 8 for n in range(18)}
+    files = {f"{n:02}.txt": f"{n:02}" * 4 for n in range(17)}
     write(tmp_path, files | {"deep/a.md": "markdown", "deep/b.py": "python!!", "c.png": b"\xff"})
-    tokens, val = arrays_of(tmp_path)
-    assert bytes(x for x in tokens if x < 256).endswith(b"1717" * 4 + b"markdown")
+    tokens, val = arrays_of(tmp_path / "16.txt", tmp_path)
+    text = bytes(x for x in tokens if x < 256)
+    assert text.startswith(b"1616" * 2 + b"0000" * 2 + b"0101")
+    assert text.endswith(b"1616" * 2 + b"markdown")
     assert val == [*b"python!!", 256]
 
 
