@@ -608,8 +608,8 @@ def read_file(path, tokenizer):
             return np.memmap(path, dtype_of(tokenizer), "r")
         return encode(path.read_bytes().decode("utf-8-sig"), tokenizer)
     except UnicodeDecodeError:
-        sys.exit(f"error: {path} is not UTF-8, but UTF-16 or such: iconv -f UTF-16 -t UTF-8 FILE "
-                 "> NEW converts it")
+        sys.exit(f"error: {path} is not UTF-8; if it is UTF-16, this converts it: iconv -f UTF-16 "
+                 "-t UTF-8 FILE > NEW")
     except (OSError, ValueError) as e:                 # not a whole number of tokens
         sys.exit(f"error: {path}: {e}")
 
