@@ -1,9 +1,9 @@
-"""What does a model write? Prints the text as it is generated.
+"""What does a model write?
 
     python -m lab.sample --ckpt out/ckpt.pt --prompt "def read(self, size):"
 
 Without a prompt the model begins a new document, as it would after an end-of-text token. The text
-stops after --tokens tokens, or earlier if the model itself ends it.
+has --tokens new tokens, or fewer if the model itself ends it.
 """
 import sys
 
@@ -11,25 +11,6 @@ import torch
 
 from lab.measure import get_parser
 from train import load_checkpoint
-
-
-def decode_stream(tokens, tokenizer):
-    """The text of a stream of tokens, in pieces of whole characters, up to end-of-text."""
-    read, done = [], 0
-    for token in tokens:
-        if token == tokenizer.eot_token:
-            break
-        read.append(token)
-        text = tokenizer.decode(read)
-        if not text.endswith("\ufffd"):                # else it may end with half a character
-            yield text[done:]
-            done = len(text)
-    yield tokenizer.decode(read)[done:]
-
-
-def printable(text):
-    """The text without what would change a terminal's colours or its title."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
 def main():
@@ -42,18 +23,19 @@ def main():
     p.add_argument("--seed", type=int, default=0, help="of the random numbers [0]")
     args = p.parse_args()
     model, tokenizer, _ = load_checkpoint(args.ckpt, args.device)
-    given = tokenizer.encode_ordinary(args.prompt) or [tokenizer.eot_token]
-    prompt = torch.tensor([given], device=args.device)
+    end = tokenizer.eot_token
+    prompt = torch.tensor([tokenizer.encode_ordinary(args.prompt) or [end]], device=args.device)
     generator = torch.Generator(args.device).manual_seed(args.seed)
-    stream = model.stream(prompt, args.tokens, args.temperature, args.top_k, generator)
-
-    print(args.prompt, end="", flush=True)
     try:
-        for text in decode_stream(map(int, stream), tokenizer):
-            print(printable(text), end="", flush=True)
-        print()
+        new = model.generate(prompt, args.tokens, temperature=args.temperature, top_k=args.top_k,
+                             generator=generator)[0].tolist()
     except (ValueError, FloatingPointError) as e:
-        sys.exit(f"\nerror: {e}")
+        sys.exit(f"error: {e}")
+    if end in new:
+        new = new[: new.index(end)]
+    text = tokenizer.decode(new)
+    # Other characters than these could change the colours or the title of a terminal.
+    print(args.prompt + "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text))
 
 
 if __name__ == "__main__":
