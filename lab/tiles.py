@@ -5,16 +5,14 @@
 
 From the appendices "Distribution of Learned Screening Parameters" and "Visualization of
 Distance-Aware Relevance". A summary of each layer is printed. Beside the checkpoint you find
-tiles.tsv, with a row for each tile, and three figures. tiles_windows.png has a point (w, r) for
-each tile. tiles_maps.png shows the weights of all tiles, a row for each layer, tiles_six.png six of
-them in a larger size, from narrow windows to wide ones.
+tiles.tsv, with a row for each tile, and two figures: tiles_windows.png has a point (w, r) for each
+tile, tiles_maps.png shows the weights of all tiles, a row for each layer.
 
 The weights are those by which the layer itself sums values, whatever its screen is. In a map,
 queries run downwards and keys to the right. A weight is white if it is exactly 0 inside the window
 w, and gray if it is 0 beyond it or in the future. "alive", the paper's Pr, is the share of weights
 that are not 0, of those that are not gray. Windows are in tokens.
 """
-import math
 import sys
 
 import numpy as np
@@ -67,14 +65,6 @@ def summary_of(tiles, T_train):
         empty=("empty", "sum"))
 
 
-def six_of(tiles):
-    """The numbers of at most six tiles with weights, from narrow windows to wide ones."""
-    left = [n for n, tile in enumerate(tiles) if tile["alive"] > 0]
-    left.sort(key=lambda n: tiles[n]["w"])
-    places = np.linspace(0, len(left) - 1, min(6, len(left))).round().astype(int)
-    return [left[place] for place in places]
-
-
 def draw_windows(tiles, w_th, T_train, path):
     """Draw a point (w, r) for each tile, coloured by layer, and a histogram of each."""
     w, r, layers = (np.array([tile[name] for tile in tiles]) for name in ("w", "r", "layer"))
@@ -96,17 +86,20 @@ def draw_windows(tiles, w_th, T_train, path):
     plt.close(fig)
 
 
-def draw_maps(tiles, maps, columns, path):
-    """Draw a grid of maps. The colours start far from white, which is exactly 0."""
+def draw_maps(tiles, maps, path):
+    """Draw the maps of all tiles, a row for each layer.
+
+    The colours start far from white, which is exactly 0.
+    """
     cmap = plt.matplotlib.colors.ListedColormap(plt.cm.plasma_r(np.linspace(0.25, 1, 256)))
     cmap = cmap.with_extremes(bad="0.3", under="white")
     largest = max(float(alpha.max()) for alpha in maps)
     norm = plt.matplotlib.colors.PowerNorm(0.5, 1e-9, max(largest, 1e-6))
-    lines, size = math.ceil(len(maps) / columns), max(8 / columns, 1)
+    lines = tiles[-1]["layer"]
+    columns = len(tiles) // lines
+    size = max(8 / columns, 1)                         # of a map, in inches
     fig, axes = plt.subplots(lines, columns, figsize=(size * columns, (size + 0.3) * lines + 1),
                              squeeze=False)
-    for ax in axes.flat[len(maps) :]:
-        ax.axis("off")
     for ax, tile, alpha in zip(axes.flat, tiles, maps):
         image = ax.imshow(alpha, cmap=cmap, norm=norm)
         ax.set_title(f"{tile['layer']}.{tile['tile']}: alive {tile['alive']:.2f}\n"
@@ -138,15 +131,9 @@ def main():
     for tile in tiles:
         run.add(text="ours" if args.text == TEXT else args.text[:40], **tile)
     run.write()
-
-    def beside(name):
-        return run.path.with_name(f"{run.path.stem}_{name}.png")
-
-    draw_windows(tiles, run.flags["w_th"], T_train, beside("windows"))
-    draw_maps(tiles, maps, len(tiles) // len(run.model.layers), beside("maps"))
-    six = six_of(tiles)
-    if six:
-        draw_maps([tiles[n] for n in six], [maps[n] for n in six], 3, beside("six"))
+    beside = run.path.with_suffix("")
+    draw_windows(tiles, run.flags["w_th"], T_train, f"{beside}_windows.png")
+    draw_maps(tiles, maps, f"{beside}_maps.png")
 
 
 if __name__ == "__main__":
