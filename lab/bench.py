@@ -40,11 +40,12 @@ ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTE
 # ----------------------------------------------------------------------------------- the models
 
 def trained_like(n):
-    """n windows: 5 % (at least one) in 4096 .. 65536, 25 % in 256 .. 4096, the rest in 2 .. 128."""
+    """n windows, of which one at least is in the widest range."""
     generator = torch.Generator().manual_seed(0)
     n_far, n_middle = max(round(0.05 * n), 1), round(0.25 * n)
-    low = torch.tensor([4096.0] * n_far + [256.0] * n_middle + [2.0] * (n - n_far - n_middle))
-    high = torch.tensor([65536.0] * n_far + [4096.0] * n_middle + [128.0] * (n - n_far - n_middle))
+    ranges = [(2**12, 2**16)] * n_far + [(2**8, 2**12)] * n_middle
+    ranges += [(2, 2**7)] * (n - n_far - n_middle)
+    low, high = torch.tensor(ranges, dtype=torch.float32).T
     return low * (high / low) ** torch.rand(n, generator=generator)
 
 
@@ -102,17 +103,11 @@ def training_step(model, length, args):
 
 
 def decoder(model, length, args):
-    """A function that decodes one more token after `length` random tokens."""
+    """A function that decodes one more token after `length` random tokens, as `generate` does."""
     tokens = torch.randint(model.config.vocab_size, (1, length), device=args.device)
-    caches, head = model.new_caches(), model.head()
-    for piece in tokens.split(model.tokens_at_once, 1):
-        model.hidden(piece, caches)
-
-    def step():
-        x = model.hidden(tokens[:, -1:], caches)
-        model.logits(x[:, -1], head).argmax(-1)
-
-    return step
+    stream = model.stream(tokens, args.repeats + 2)
+    next(stream)                                       # this reads the context
+    return lambda: next(stream)
 
 
 def forward_pass(model, length, args):
