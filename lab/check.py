@@ -47,14 +47,19 @@ class Answer(Exception):
 
 class Trial:
     """The flags of a model, the weights that each new one of it gets, and texts."""
-    in_float64 = False
 
     def __init__(self, args, tokenizer, weights=None):
         self.args, self.tokenizer, self.weights = args, tokenizer, weights
-        self.screen = Multiscreen.screen
+        self.seed, self.in_float64, self.screen = args.seed, False, Multiscreen.screen
         model = self.model()
         self.about_screen = train.choose_screen(model, args.kernel)
         self.screen = model.screen                     # one trial of a twin is enough
+
+    def changed(self, **attributes):
+        """The same trial but for these attributes."""
+        trial = copy.copy(self)
+        vars(trial).update(attributes)
+        return trial
 
     def tokens(self, T, seed, rows=2):
         """Random tokens (rows, T), of at most 256 kinds: those that repeat find each other."""
@@ -67,17 +72,14 @@ class Trial:
         tokens = self.tokens(self.args.seq_len + 1, seed)
         return tokens[:, :-1], tokens[:, 1:]
 
-    def set_seeds(self, plus=0):
-        """Seed all random numbers that a model may draw, with the seed of the flags plus some."""
+    def set_seeds(self):
+        """Seed all random numbers that a model may draw."""
         for set_seed in (torch.manual_seed, random.seed, np.random.seed):
-            set_seed(self.args.seed + plus)
+            set_seed(self.seed)
 
-    def model(self, mode="eval", plus=0):
-        """A new model, built from the seed plus some, and then given the weights.
-
-        The random numbers that its next pass may draw are those of the seed itself.
-        """
-        self.set_seeds(plus)
+    def model(self, mode="eval"):
+        """A new model with the weights. Building it and its next pass draw from the same seed."""
+        self.set_seeds()
         model = train.make_model(self.args, self.tokenizer).to(self.args.device)
         if self.weights:
             model.load_state_dict(self.weights)
@@ -88,13 +90,9 @@ class Trial:
         self.set_seeds()
         return model.train(mode == "train")
 
-    def nats(self, x, y, mode="eval", plus=0):
-        """The losses of a new model, (B, T), with gradients only in training, as in train.py.
-
-        plus: what is added to the seed of the numbers that the pass may draw.
-        """
+    def nats(self, x, y, mode="eval"):
+        """The losses of a new model, (B, T), with gradients only in training, as in train.py."""
         model = self.model(mode)
-        self.set_seeds(plus)
         with torch.set_grad_enabled(mode == "train"):
             return model.loss(x, y, "none").detach()
 
@@ -148,7 +146,7 @@ def is_its_weights(trial):
     """its weights are all of it: a new one with them is the same, whatever the old one has read"""
     (x, y), passes = trial.text(), {}
     trial.repeatable_nats(x, y, "eval")
-    old, new = trial.model("train"), trial.model(plus=1)
+    old, new = trial.model("train"), trial.changed(seed=trial.seed + 1).model()
     old.loss(*trial.text(seed=2))
     old.eval().generate(trial.tokens(5, seed=3), 3)
     new.load_state_dict(old.state_dict())
@@ -177,9 +175,10 @@ def compare_passes(trial, keeps, replaced):
     tokens only, such as an expert with dropout, gives each token others if some token changes.
     """
     (x, y), (new_x, new_y) = trial.text(seed=1), trial.text(seed=2)
+    another_seed = trial.changed(seed=trial.seed + 1)
     for mode in ("eval", "train"):
         nats, answer, aside = trial.repeatable_nats(x, y, mode), "NO", ""
-        if mode == "train" and not nats.equal(trial.nats(x, y, mode, plus=1)):
+        if mode == "train" and not nats.equal(another_seed.nats(x, y, mode)):
             answer, aside = "-", " (with random numbers: try it without dropout and noise)"
         for keep in keeps:
             found = trial.nats(x.where(keep, new_x), y.where(keep, new_y), mode)
@@ -331,9 +330,7 @@ def answers(trial):
     for promise in PROMISES:
         found[promise.__doc__] = answer(promise, trial)
         if found[promise.__doc__][0] == "NO":
-            exact = copy.copy(trial)
-            exact.in_float64 = True
-            if answer(promise, exact) == ("yes",):
+            if answer(promise, trial.changed(in_float64=True)) == ("yes",):
                 found[promise.__doc__] = ("yes",)
     try:
         return found, conditions(trial)
