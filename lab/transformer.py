@@ -13,7 +13,6 @@ biases. Heads are --tiles. The paper's sizes and learning rates:
     1.3B          24       16   2048  0.0002
 """
 import math
-import re
 
 import torch
 import torch.nn.functional as F
@@ -180,15 +179,14 @@ def scale_rope(model, factor):
     """Stretch RoPE for texts `factor` times as long, in place, in each layer that has it.
 
     "4" divides the positions by 4 (position interpolation). "ntk4" turns the slowest pair at a
-    quarter of its speed and the fastest as before (NTK-aware scaling of theta). "" or "1": as
-    trained. Raises ValueError for another factor, or if the model has no RoPE.
+    quarter of its speed and the fastest as before (NTK-aware scaling of theta). "1": as trained.
+    Raises ValueError for another factor, or if the model has no RoPE.
     """
-    found = re.fullmatch(r"(ntk)?([0-9]+(?:\.[0-9]+)?)", factor or "1")
-    if not found or float(found[2]) == 0:
+    number = float(factor.removeprefix("ntk"))
+    if not 0 < number < math.inf:
         raise ValueError(f"{factor} is no factor for RoPE; expected such as 4 or ntk4")
     layers = [layer for layer in model.layers if getattr(layer, "rope_scale", None)]
-    number = float(found[2])
     if number != 1 and not layers:
         raise ValueError(f"RoPE cannot be scaled by {factor}: the model has none")
     for layer in layers:
-        layer.rope_scale = (1.0, number) if found[1] else (number, 1.0)
+        layer.rope_scale = (1.0, number) if factor.startswith("ntk") else (number, 1.0)

