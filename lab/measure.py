@@ -15,6 +15,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -58,14 +59,11 @@ def commit():
 
 def require_writable(path):
     """End the program if a table cannot be written there, before hours of measuring."""
-    new = not path.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        open(path, "a").close()
+        tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as e:
         sys.exit(f"error: the table cannot be written: {e}")
-    if new:
-        path.unlink()
 
 
 def write_table(path, rows):

@@ -242,10 +242,9 @@ def test_each_checkpoint_has_a_table_of_its_own(checkpoint):
 
 
 def test_a_table_that_cannot_be_written_is_refused_before_measuring(call, checkpoint, monkeypatch):
-    path = checkpoint()
-    (path.parent / "perplexity.tsv").mkdir()
+    flags = ["--ckpt", checkpoint(), "--table", "text.txt/table.tsv"]
     monkeypatch.setattr(perplexity, "nats", lambda *_: pytest.fail("it measures"))
-    assert "cannot be written" in message(call, perplexity, "--ckpt", path)
+    assert "cannot be written" in message(call, perplexity, *flags)
 
 
 @pytest.mark.parametrize("flags, words", [
