@@ -36,9 +36,6 @@ from multiscreen import Multiscreen
 # they differ by 0, or a little if a layer groups its tokens. Other shapes sum in another order.
 SAME, CLOSE = 2e-6, 1e-4
 ROUNDING = 1e-6                                        # of weights in float64
-# Tokens to decode, at least: the prompt goes through in three pieces, and the last token that is
-# read ends a third block of 512.
-FAR = 3 * Multiscreen.tokens_at_once + 1
 
 
 class Answer(Exception):
@@ -78,7 +75,7 @@ class Trial:
             set_seed(self.seed)
 
     def model(self, mode="eval"):
-        """A new model with the weights. Building it and its next pass draw from the same seed."""
+        """A new model with the weights, all of whose random numbers are drawn from one seed."""
         self.set_seeds()
         model = train.make_model(self.args, self.tokenizer).to(self.args.device)
         if self.weights:
@@ -87,7 +84,6 @@ class Trial:
             model.screen = self.screen
         if self.in_float64:
             model.double()
-        self.set_seeds()
         return model.train(mode == "train")
 
     def nats(self, x, y, mode="eval"):
@@ -221,7 +217,9 @@ def is_alone(trial):
 def decodes(trial):
     """generate at temperature 0 takes the largest logit of forward, also far out"""
     T = max(trial.args.seq_len, 2)
-    for total in sorted({min(45, T), T, max(T, FAR)}):
+    # The prompt goes through in three pieces, and the last token that is read ends the third one.
+    far = 3 * Multiscreen.tokens_at_once + 1
+    for total in sorted({min(45, T), T, max(T, far)}):
         for windows in ("as they are", "narrow and infinite"):
             try:
                 decode(trial, total, windows)

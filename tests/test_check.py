@@ -125,10 +125,11 @@ class FirstPass(GatedScreeningTiles):
 
 
 class LeakInBlocks(Gate):
-    """Within each whole block of 512 tokens a gate is that of the next token."""
+    """Within each whole block, as long as a piece of a prompt, a gate is that of the next token."""
     def change(self, g):
-        n = g.shape[2] // 512 * 512
-        blocks = g[:, :, :n].unflatten(2, (-1, 512))
+        size = Multiscreen.tokens_at_once
+        n = g.shape[2] // size * size
+        blocks = g[:, :, :n].unflatten(2, (-1, size))
         blocks = torch.cat([blocks[:, :, :, 1:], blocks[:, :, :, -1:]], 3)
         return torch.cat([blocks.flatten(2, 3), g[:, :, n:]], 2)
 
@@ -205,10 +206,10 @@ class NoCaches(Multiscreen):
 
 
 class CachedNaN(Multiscreen):
-    """After 700 tokens logits are NaN, only with caches."""
+    """After 40 tokens logits are NaN, only with caches."""
     def hidden(self, tokens, caches=None):
         x = super().hidden(tokens, caches)
-        return x * np.nan if caches and caches[0].end > 700 else x
+        return x * np.nan if caches and caches[0].end > 40 else x
 
 
 class Shifted(Multiscreen):
@@ -248,8 +249,8 @@ WRONG = {DeadGate: "moves", NoEffect: "moves", Detached: "moves", Infinite: "mov
          Smoothed: "is_cross_entropy", Shifted: "is_cross_entropy", SumOverT: "is_cross_entropy",
          ChangesTokens: "is_cross_entropy", LeakFar: "is_causal", MeanOf300: "is_causal",
          TrainLeak: "is_causal", ByLength: "is_causal", BatchMix: "is_alone", MixAbove: "is_alone",
-         NoCaches: "decodes", SecondBest: "decodes", CacheCut: "decodes",
-         LeakInBlocks: "decodes", WidePieces: "decodes", CachedNaN: "decodes"}
+         NoCaches: "decodes", SecondBest: "decodes", LeakInBlocks: "decodes",
+         WidePieces: "decodes", CachedNaN: "decodes"}
 
 
 # ------------------------------------------------------------------------- right
@@ -333,10 +334,10 @@ class Amplified(Experts):
 
 
 class Limited(Multiscreen):
-    """256 learned positions, and no more."""
+    """40 learned positions, and no more."""
     def __init__(self, *a, **k):
         super().__init__(*a, **k)
-        self.P = nn.Embedding(256, self.config.d_E)
+        self.P = nn.Embedding(40, self.config.d_E)
 
     def hidden(self, tokens, caches=None):
         self.start = caches[0].end if caches else 0
@@ -363,8 +364,6 @@ RIGHT = (Multiscreen, PassedOn, Dropout, Frozen, ZerosTwice, SparseDropout, Nump
 UNTRIED = {SparseDropout: {"is_causal", "is_alone"}, Urandom: {"is_causal", "is_alone"},
            Limited: {"decodes"}, NoPast: {"is_causal"}}
 LENGTHS = {LeakFar: 600, MeanOf300: 640, LeakAtEnds: 200}
-# Those whose decoding is tried beyond a thousand tokens here, which takes longest.
-FAR = (CacheCut, LeakInBlocks, WidePieces, CachedNaN, Multiscreen, PassedOn, Limited)
 
 
 def trial_of(*flags):
@@ -374,9 +373,8 @@ def trial_of(*flags):
 
 def answers(cls, monkeypatch):
     """{name of a promise: (answer, why if it is not yes)}"""
-    if cls not in FAR:
-        monkeypatch.setattr(check, "FAR", 256)
-    length = str(LENGTHS.get(cls, 64))
+    monkeypatch.setattr(Multiscreen, "tokens_at_once", 16)         # 49 tokens are decoded
+    length = str(LENGTHS.get(cls, 16))
     found, _ = check.answers(trial_of("--model", f"{__name__}.{cls.__name__}", "--seq-len", length))
     return {name: found[promise.__doc__] for name, promise in PROMISES.items()
             if promise.__doc__ in found}
@@ -384,7 +382,8 @@ def answers(cls, monkeypatch):
 
 @pytest.mark.parametrize("cls", WRONG, ids=lambda cls: cls.__name__)
 def test_a_wrong_model_is_named(cls, monkeypatch):
-    monkeypatch.setattr(check, "PROMISES", (check.moves, PROMISES[WRONG[cls]]))
+    promises = dict.fromkeys([check.moves, PROMISES[WRONG[cls]]])
+    monkeypatch.setattr(check, "PROMISES", promises)
     assert answers(cls, monkeypatch)[WRONG[cls]][0] == "NO"
 
 
@@ -394,6 +393,15 @@ def test_a_right_model_passes(cls, monkeypatch):
         assert answer == ("-" if name in UNTRIED.get(cls, ()) else "yes"), f"{name}: {why}"
 
 
+def test_decoding_is_tried_beyond_1024_tokens():
+    found = []
+    for name in ("multiscreen", f"{__name__}.CacheCut"):
+        trial = trial_of("--model", name, "--seq-len", "24")
+        check.moves(trial)
+        found.append(check.answer(check.decodes, trial)[0])
+    assert found == ["yes", "NO"]
+
+
 class EvalNoise(Gate):
     """Noise in eval mode, too."""
     def change(self, g):
@@ -401,28 +409,28 @@ class EvalNoise(Gate):
 
 
 def test_two_models_draw_the_same_random_numbers():
-    trial = trial_of("--model", f"{__name__}.EvalNoise", "--seq-len", "64")
+    trial = trial_of("--model", f"{__name__}.EvalNoise", "--seq-len", "24")
     check.moves(trial)                                 # else noise is lost in what layers add
     assert check.answer(check.is_cross_entropy, trial) == ("yes",)
 
 
 def test_a_checkpoint_is_tried_with_its_own_weights(tmp_path, capsys, monkeypatch):
-    args = train.get_args(["--psi", "2", "--seq-len", "40", "--device", "cpu"])
+    args = train.get_args(["--psi", "2", "--seq-len", "20", "--device", "cpu"])
     torch.manual_seed(0)
     model = train.build_model("multiscreen", {"psi": 2, "vocab_size": 257})
     train.save_checkpoint(tmp_path / "right.pt", model, args)
     for W in model.layers.parameters():
         W.data.fill_(torch.inf)
     train.save_checkpoint(tmp_path / "infinite.pt", model, args)
-    monkeypatch.setattr(check, "FAR", 45)
-    untried = ["--model", f"{__name__}.NoPast", "--psi", "2", "--seq-len", "40", "--device", "cpu"]
+    monkeypatch.setattr(Multiscreen, "tokens_at_once", 10)
+    untried = ["--model", f"{__name__}.NoPast", "--psi", "2", "--seq-len", "20", "--device", "cpu"]
     for flags, code in ((["--ckpt", f"{tmp_path}/right.pt"], 0),
                         (["--ckpt", f"{tmp_path}/infinite.pt"], 1), (untried, 0)):
         monkeypatch.setattr("sys.argv", ["check", *flags])
         with pytest.raises(SystemExit) as e:
             check.main()
         assert e.value.code == code
-    assert "40 tokens" in capsys.readouterr().out
+    assert "20 tokens" in capsys.readouterr().out
 
 
 def screen(q, k, v, w, r, i0=0):
