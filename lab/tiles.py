@@ -66,22 +66,18 @@ def summary_of(tiles, T_train):
 
 
 def draw_windows(tiles, w_th, T_train, path):
-    """Draw a point (w, r) for each tile, coloured by layer, and a histogram of each."""
+    """Draw a point (w, r) for each tile, coloured by layer."""
     w, r, layers = (np.array([tile[name] for tile in tiles]) for name in ("w", "r", "layer"))
     edge = 2.4 * max(w[w < np.inf].max(initial=1), w_th, T_train)
-    w = w.clip(max=edge)                               # infinite windows stand at the right edge
-    fig, ((top, corner), (ax, right)) = plt.subplots(
-        2, 2, figsize=(8, 6), width_ratios=[4, 1], height_ratios=[1, 4], sharex="col", sharey="row")
-    corner.axis("off")
-    points = ax.scatter(w, r, 30, layers, clip_on=False)
-    fig.colorbar(points, ax=[corner, right], label="layer", ticks=np.unique(layers))
+    fig, ax = plt.subplots(figsize=(8, 5))
+    # Infinite windows stand at the right edge.
+    points = ax.scatter(w.clip(max=edge), r, 30, layers, clip_on=False)
+    fig.colorbar(points, label="layer", ticks=np.unique(layers))
     ax.axvline(T_train, color="black", ls="--", label=f"training length, {T_train}")
     ax.axvline(w_th, color="C1", ls=":", lw=2.5, label=f"w_th = {w_th:g}: no MiPE from here on")
     ax.set(xscale="log", xlim=(1, edge), ylim=(-0.03, 1.03), xlabel="screening window w (tokens)",
            ylabel="acceptance width r")
     ax.legend(loc="lower left")
-    top.hist(w, np.geomspace(1, edge, 31), color="gray")
-    right.hist(r, np.linspace(0, 1, 21), orientation="horizontal", color="gray")
     fig.savefig(path, dpi=120, bbox_inches="tight")
     plt.close(fig)
 
