@@ -113,9 +113,7 @@ def read_run(folder):
     path = folder / "ckpt.pt"
     if run["diverged"] and not path.exists():
         return run
-    ckpt = read_checkpoint(path)
-    if "log" not in ckpt:
-        sys.exit(f"error: {path} has no log of train.py: a training loop of your own saved it")
+    ckpt = read_checkpoint(path, needs=("args", "source", "weights", "step", "log"))
     flags = {name: x for name, x in ckpt["args"].items() if name not in OF_ONE_RUN}
     # Files are stored by absolute paths; what MODULE.NAME makes may depend on the seed.
     if flags["data"] == ["stdlib"] or Path(flags["data"][0]).is_absolute():
@@ -148,25 +146,23 @@ def differences(one, other):
     return found
 
 
-def require_alike(runs):
-    """End the program if runs of one label differ in more than their seed."""
-    for one, other in itertools.combinations(runs, 2):
-        if one["label"] != other["label"]:
-            continue
-        if one["seed"] == other["seed"]:
-            sys.exit(f"error: {one['folder']} and {other['folder']} both have the seed "
-                     f"{one['seed']}")
-        differ = differences(one, other) if one["flags"] and other["flags"] else []
-        if differ:
-            sys.exit(f"error: {one['folder']} and {other['folder']} differ in more than their "
-                     "seed, so they have no mean:\n  " + "\n  ".join(differ))
+def require_alike(one, other):
+    """End the program if two runs of one label differ in more than their seed, or not in it."""
+    if one["seed"] == other["seed"]:
+        sys.exit(f"error: {one['folder']} and {other['folder']} both have the seed {one['seed']}")
+    differ = differences(one, other) if one["flags"] and other["flags"] else []
+    if differ:
+        sys.exit(f"error: {one['folder']} and {other['folder']} differ in more than their seed, so "
+                 "they have no mean:\n  " + "\n  ".join(differ))
 
 
 def compare(names):
     """Print the losses of each label's runs, what the paired differences say, and what differs."""
     folders = dict.fromkeys(folder for name in names for folder in folders_of(Path(name)))
     runs = [read_run(folder) for folder in folders]
-    require_alike(runs)
+    for one, other in itertools.combinations(runs, 2):
+        if one["label"] == other["label"]:
+            require_alike(one, other)
     table = pd.DataFrame(runs).convert_dtypes()
     labels, ended = table.label.unique(), table[~table.diverged]
     summary = ended.groupby("label").agg(

@@ -134,8 +134,8 @@ def test_what_cannot_be_compared_is_named(call, tmp_path):
     write_run(tmp_path / "own-0")
     train.save_checkpoint(tmp_path / "own-0/ckpt.pt", Multiscreen(Config(2)), train.get_args([]))
     for name, words in {"a": "a-0 has no validation loss at step 10", "none": "none is no run",
-                        "b": "b-0 and b-1 both have the seed 0", "own": "has no log of train.py",
-                        }.items():
+                        "b": "b-0 and b-1 both have the seed 0",
+                        "own": "not a checkpoint of train.py"}.items():
         assert words in message(call, compare, name)
 
 
