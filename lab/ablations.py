@@ -19,12 +19,6 @@ class Rope(GatedScreeningTiles):
     """MiPE -> RoPE: every pair of dimensions of q and k turns, whatever the window."""
     rope_scale = (1.0, 1.0)
 
-    def initialize(self):
-        if self.config.d_K % 2:
-            raise ValueError(f"d_K is {self.config.d_K}; expected an even number, as RoPE turns "
-                             "pairs")
-        super().initialize()
-
     def encode(self, x_bar, i, w):
         return rope(x_bar, i, *self.rope_scale)
 
