@@ -34,17 +34,6 @@ class LeakFar(Gate):
         return torch.cat([g[:, :, :512], g[:, :, 513:], g[:, :, -1:]], 2)
 
 
-class MeanOf300(Gate):
-    """Half the mean of each block of 300 tokens is subtracted."""
-    def change(self, g):
-        n = g.shape[2] // 300 * 300
-        if n == 0:
-            return g
-        b = g[:, :, :n].unflatten(2, (-1, 300))
-        b = b - 0.5 * b.mean(3, keepdim=True)
-        return torch.cat([b.flatten(2, 3), g[:, :, n:]], 2)
-
-
 class DeadGate(GatedScreeningTiles):
     """ReLU of zeros: nothing gets a gradient."""
     def initialize(self):
@@ -90,12 +79,6 @@ class NoEffect(GatedScreeningTiles):
         return super().gate(x) + 0 * self.W_U.sum()
 
 
-class BatchMix(Gate):
-    """In train mode a gate is mixed with those of the other sequences."""
-    def change(self, g):
-        return g + 0.05 * g.mean(0, keepdim=True) if self.training else g
-
-
 class MixAbove(Gate):
     """In train mode a gate is mixed with that of the sequence before."""
     def change(self, g):
@@ -112,16 +95,6 @@ class Infinite(Gate):
     """The root's slope at 0 is infinite."""
     def change(self, g):
         return g + (self.s_O - self.s_O.detach()).abs().sqrt()[:, None, None]
-
-
-class FirstPass(GatedScreeningTiles):
-    """Keeps the mean of the first text that it sees in eval mode, for all later ones."""
-    m = None
-
-    def gate(self, x):
-        if self.m is None and not self.training:
-            self.m = x.mean(1, keepdim=True)
-        return super().gate(x if self.training else x - 0.1 * self.m)
 
 
 class LeakInBlocks(Gate):
@@ -244,11 +217,10 @@ class SecondBest(Multiscreen):
 
 
 WRONG = {DeadGate: "moves", NoEffect: "moves", Detached: "moves", Infinite: "moves",
-         RandomScale: "is_its_weights", RunMean: "is_its_weights", FirstPass: "is_its_weights",
-         KeepsLast: "is_its_weights", LeakAtEnds: "is_causal", TwoRows: "decodes",
+         RandomScale: "is_its_weights", RunMean: "is_its_weights", KeepsLast: "is_its_weights",
          Smoothed: "is_cross_entropy", Shifted: "is_cross_entropy", SumOverT: "is_cross_entropy",
-         ChangesTokens: "is_cross_entropy", LeakFar: "is_causal", MeanOf300: "is_causal",
-         TrainLeak: "is_causal", ByLength: "is_causal", BatchMix: "is_alone", MixAbove: "is_alone",
+         ChangesTokens: "is_cross_entropy", LeakFar: "is_causal", LeakAtEnds: "is_causal",
+         TrainLeak: "is_causal", ByLength: "is_causal", MixAbove: "is_alone", TwoRows: "decodes",
          NoCaches: "decodes", SecondBest: "decodes", LeakInBlocks: "decodes",
          WidePieces: "decodes", CachedNaN: "decodes"}
 
@@ -263,17 +235,6 @@ class PassedOn(GatedScreeningTiles):
             a = (q @ k.mT - 0.05 * (i - j)).masked_fill(j > i, -torch.inf).softmax(-1)
             return a @ v
         return super().screening(x, alibi, cache)
-
-
-class Dropout(Gate):
-    def change(self, g):
-        return F.dropout(g, 0.1, self.training)
-
-
-class Frozen(GatedScreeningTiles):
-    def initialize(self):
-        super().initialize()
-        self.W_V.requires_grad_(False)
 
 
 class ZerosTwice(GatedScreeningTiles):
@@ -359,11 +320,11 @@ class NoPast(GatedScreeningTiles):
             W.requires_grad_(False)
 
 
-RIGHT = (Multiscreen, PassedOn, Dropout, Frozen, ZerosTwice, SparseDropout, NumpyNoise, Urandom,
-         Amplified, Limited, NoPast)
+RIGHT = (Multiscreen, PassedOn, ZerosTwice, SparseDropout, NumpyNoise, Urandom, Amplified, Limited,
+         NoPast)
 UNTRIED = {SparseDropout: {"is_causal", "is_alone"}, Urandom: {"is_causal", "is_alone"},
            Limited: {"decodes"}, NoPast: {"is_causal"}}
-LENGTHS = {LeakFar: 600, MeanOf300: 640, LeakAtEnds: 200}
+LENGTHS = {LeakFar: 600, LeakAtEnds: 200}
 
 
 def trial_of(*flags):
