@@ -1132,17 +1132,19 @@ def test_kernel_never_visits_what_lies_outside_the_windows(w, end):
 def test_kernel_keeps_the_gradient_of_the_window_through_mipe():
     """The gradient of s_w, through the rotations and the softmask, with 16-bit values.
 
-    At T = 2048 MiPE's part of it is a small difference of large sums. The relative error depends
-    on the parts into which the backward kernels split q and k:
+    MiPE's part of it is a small difference of large sums. The relative error depends on the parts
+    into which the backward kernels split q and k:
         two in float16, as shipped     < 2.5e-3 (on an Ampere 1e-2, as the two round s differently)
         two parts in bfloat16          1e-2
-        one part                       1
+        one part                       0.5 to 1
     """
     hopper = DEVICE == "cpu" or torch.cuda.get_device_capability()[0] == 9
-    T, w = 2048, 3.0
-    q, k, v = correlated(11, 1, 1, T, T, rho=0.6)
+    # In the interpreter, a shorter text whose errors are as far apart.
+    T, seed = (2048, 11) if DEVICE == "cuda" else (512, 21)
+    w = 3.0
+    q, k, v = correlated(seed, 1, 1, T, T, rho=0.6)
     v = v.to(BF16)
-    dh = torch.randn(1, 1, T, 64, generator=random(12), dtype=torch.float64).to(BF16)
+    dh = torch.randn(1, 1, T, 64, generator=random(seed + 1), dtype=torch.float64).to(BF16)
 
     def gradient(screen, dtype, v):
         s_w, r = torch.tensor([math.log(w - 1)], requires_grad=True), torch.tensor([0.5])
@@ -1161,7 +1163,7 @@ def test_kernel_keeps_the_gradient_of_the_window_through_mipe():
 
 @needs_kernel
 def test_the_model_through_the_kernel_is_the_paper_and_has_its_gradient():
-    model = small(1, moved=True, N_L=2)
+    model = small(1, moved=True, N_L=1)
     tokens = draw_tokens(1, 41)
     parameters = {name: p.detach().double() for name, p in model.named_parameters()}
     exact = paper_logits(parameters, model.config, tokens[0])
