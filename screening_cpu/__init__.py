@@ -17,6 +17,7 @@ import platform
 import shlex
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -45,12 +46,8 @@ def library(d_K, d_V):
 
     Raises OSError if it cannot be built, kept or loaded here.
     """
-    compiler = os.environ.get("CXX") or "c++"
-    try:
-        words = shlex.split(compiler)
-    except ValueError as e:
-        raise OSError(f"CXX is {compiler}: {e}") from None
-    command = [*words, *FLAGS, f"-DD_K={d_K}", f"-DD_V={d_V}"]
+    compiler = shlex.split(os.environ.get("CXX") or "c++")
+    command = [*compiler, *FLAGS, f"-DD_K={d_K}", f"-DD_V={d_V}"]
     # The macros that a compiler defines tell its version and what this processor can do.
     macros = output([*command, "-dM", "-E", "-x", "c++", os.devnull])
     if "__clang__" not in macros:
@@ -66,16 +63,23 @@ def library(d_K, d_V):
 
 
 def built(command, name):
-    """The library of this name, which is built if there is none that loads."""
-    folder = own_folder()
+    """The library of this name, which is built if there is none that is whole and loads."""
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or _appdirs.user_cache_dir("torch_extensions")
+    folder = Path(root, "multiscreen")
+    folder.mkdir(parents=True, exist_ok=True)
+    # A library's name ends with its size: to load a file that was cut off can end the process.
     for path in folder.glob(f"{name}_*.so"):
-        # Its name ends with its size. To load a file that was cut off can end the process.
         if path.stem == f"{name}_{path.stat().st_size}":
-            try:
+            with suppress(OSError):
                 return ctypes.CDLL(str(path))
-            except OSError:
-                break                                  # build it again
-    return ctypes.CDLL(str(build(command, name, folder)))
+
+    # Another process may do the same at this moment: the file is there as a whole, or not at all.
+    with tempfile.TemporaryDirectory(dir=folder, prefix="building_") as new:
+        part = Path(new, "screen.so")
+        output([*command, str(SOURCE), "-o", str(part)])
+        path = folder / f"{name}_{part.stat().st_size}.so"
+        os.replace(part, path)
+    return ctypes.CDLL(str(path))
 
 
 def output(command):
@@ -84,30 +88,6 @@ def output(command):
     if done.returncode != 0:
         raise OSError(f"{command[0]} fails with code {done.returncode}: {done.stderr.strip()}")
     return done.stdout
-
-
-def own_folder():
-    """The folder of the library. Raises OSError if another user could put a library there."""
-    root = os.environ.get("TORCH_EXTENSIONS_DIR") or _appdirs.user_cache_dir("torch_extensions")
-    folder = Path(root, "multiscreen")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.stat()
-    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
-        raise PermissionError(f"{folder} belongs to another user, or others may write to it")
-    return folder
-
-
-def build(command, name, folder):
-    """Compile screen.cpp in a folder. Returns the path of the library.
-
-    Another process may do the same at this moment: the file is there as a whole, or not at all.
-    """
-    with tempfile.TemporaryDirectory(dir=folder, prefix="building_") as new:
-        part = Path(new, "screen.so")
-        output([*command, str(SOURCE), "-o", str(part)])
-        path = folder / f"{name}_{part.stat().st_size}.so"
-        os.replace(part, path)
-    return path
 
 
 # ----------------------------------------------------------------------------- from PyTorch
