@@ -77,7 +77,7 @@ def train(args, ckpt=None, stop=()):
     if ckpt:
         require_same(ckpt, text, source)
     if ckpt or args.init:
-        model.load_state_dict((ckpt or read_checkpoint(args.init))["weights"])
+        load_weights(model, ckpt or read_checkpoint(args.init))
     say(choose_screen(model, args.kernel))
     if args.compile or (args.compile is None and device == "cuda"):
         compile_model(model)
@@ -297,6 +297,15 @@ def read_checkpoint(path, *more):
         sys.exit(f"error: {path} is damaged, or not a checkpoint of train.py")
 
 
+def load_weights(model, ckpt):
+    """Put the weights of a checkpoint into a model. If they do not fit, end the program."""
+    try:
+        model.load_state_dict(ckpt["weights"])
+    except RuntimeError as e:
+        reason = " ".join(str(e).split())
+        sys.exit(f"error: the checkpoint does not fit the model that is built now: {reason}")
+
+
 def load_checkpoint(path, device="cpu", dtype=None):
     """(model, tokenizer, dict) of a checkpoint; the model is in eval mode.
 
@@ -306,7 +315,7 @@ def load_checkpoint(path, device="cpu", dtype=None):
     model = build_model(ckpt["args"]["model"], ckpt["config"], dtype)
     for name in edited(ckpt, source_of(model, ckpt["args"]["model"])):
         print(f"{path} was trained with another {name}.py", file=sys.stderr)
-    model.load_state_dict(ckpt["weights"])
+    load_weights(model, ckpt)
     model.to(device).eval()
     print(choose_screen(model), file=sys.stderr)
     return model, get_tokenizer(ckpt["args"]["tokenizer"]), ckpt
@@ -608,8 +617,8 @@ def read_file(path, tokenizer):
             return np.memmap(path, dtype_of(tokenizer), "r")
         return encode(path.read_bytes().decode("utf-8-sig"), tokenizer)
     except UnicodeDecodeError:
-        sys.exit(f"error: {path} is not UTF-8; if it is UTF-16, this converts it: iconv -f UTF-16 "
-                 "-t UTF-8 FILE > NEW")
+        sys.exit(f"error: {path} is not UTF-8; iconv -f UTF-16 -t UTF-8 FILE > NEW converts UTF-16 "
+                 "to it, and so on for other encodings")
     except (OSError, ValueError) as e:                 # not a whole number of tokens
         sys.exit(f"error: {path}: {e}")
 

@@ -45,7 +45,8 @@ def main():
         except SystemExit as end:
             if end.code == ANOTHER_RUN and Path(out).exists():
                 sys.exit(f"error: {out} is a run of another code or other flags: undo what was "
-                         f"changed, or choose another name; to begin anew, delete {RUNS}")
+                         f"changed, or choose another name; to begin anew, delete "
+                         f"{RUNS}/{args.name}-*")
             if end.code != DIVERGED:
                 raise
     compare(dict.fromkeys([f"{RUNS}/original", f"{RUNS}/{args.name}"]))

@@ -257,7 +257,7 @@ def test_resume_refuses_another_text_and_other_code(tmp_path, capsys):
     other = {"source": {"multiscreen": code + "trim = relu\n"}, "weights": {}}
     torch.save(ckpt | other, tmp_path / "out/ckpt.pt")
     assert "multiscreen.py" in complaint(capsys, *more)[1]
-    with pytest.raises(RuntimeError, match="Missing key"):
+    with pytest.raises(SystemExit, match="Missing key"):
         train.load_checkpoint(tmp_path / "out/ckpt.pt")
     assert "another multiscreen.py" in capsys.readouterr().err
     for begin in ("Multiscreen, from", "One layer:", "Eq. (4), the"):      # module, class, function
