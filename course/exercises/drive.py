@@ -104,13 +104,19 @@ def in_pieces(name, axis, layer, x, pieces):
 
     if not pieces:
         return method(x, screen)
-    cache, found = ms.KeyCache(), []
+
+    class Forgetful(ms.KeyCache):
+        """Keeps what the widest window reaches."""
+        def append(self, k, v, w):
+            k, v = super().append(k, v, w)
+            kept = math.ceil(w.max().item())
+            self.k, self.v = k[:, :, -kept:], v[:, :, -kept:]
+            return k, v
+
+    screen.within_w = True
     layer.s_w.data.clamp_(max=1.2)
-    for part in x.split(pieces, 1):
-        found.append(method(part, screen, cache))
-        if cache.k is not None:
-            cache.k, cache.v = cache.k[:, :, -4:], cache.v[:, :, -4:]      # the widest w is 4.3
-    return torch.cat(found, axis)
+    cache = Forgetful()
+    return torch.cat([method(part, screen, cache) for part in x.split(pieces, 1)], axis)
 
 
 def cache(kind, k, v, w):

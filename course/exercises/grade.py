@@ -156,7 +156,8 @@ class Exercise:
                      if not agree(mine.get(what), wanted.get(what), case)]
             if wrong:
                 seen = cases[: n + 1]
-                causes = self.causes_of(found, cases) or self.causes_of(found, seen)
+                causes = self.causes_of(found, cases) or [
+                    f"perhaps: {cause}" for cause in self.causes_of(found, seen)]
                 fail(message(case, causes, mine, wanted, wrong, self.name, self.hint))
 
     def request(self, case):

@@ -70,7 +70,7 @@ def message(case, causes, found, wanted, wrong, name, hint):
                           "float32")
         return "\n".join(lines)
     if not lines and case.hint:
-        lines.append(case.hint)
+        lines.append(f"no known mistake: {case.hint}")
     elif not lines and what.startswith("the gradient") and not x.any():
         lines.append("is the input detached, or turned into a number on the way?")
     elif not lines and hint:

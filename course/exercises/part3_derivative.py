@@ -1,7 +1,7 @@
 """Part 3: the gradients of screening by hand, in blocks, as the kernel computes them.
 
 Check it with `pytest course/exercises/test_part3.py`. To keep it readable there is one tile and no
-batch, and all numbers are float64.
+batch. All numbers are float64, but positions and d are integers: math.pi * d would be float32.
 
 Trim is a square, of which this file has the root, z. m is Softmask, and d = j - i, as in Eq. 10:
 

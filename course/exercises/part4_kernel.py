@@ -64,7 +64,7 @@ def bounds_kernel(W, OUT, i0, T, S, BI: tl.constexpr, BJ: tl.constexpr):
 @triton.jit
 def forward_kernel(Q, K_, V_, W, R, OUT, i0, T, S, K: tl.constexpr, V: tl.constexpr,
                    BI: tl.constexpr, BJ: tl.constexpr):
-    """Eq. 12 for one block of queries: loop over the keys it sees. V_: (S, V); OUT: (T, V).
+    """Eq. 12 for one block of queries: loop from lo to hi. V_: (S, V); OUT: (T, V).
 
         h_t = sum_j alpha_d,tj v_j
     """

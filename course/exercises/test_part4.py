@@ -250,8 +250,8 @@ def test_relevance_kernel():
 
 def test_bounds_kernel():
     check("bounds_kernel", *cases(
-        lambda T, S, w: (T, S, torch.tensor([w])), "row n has lo and hi of block n of the "
-        "queries. If w is inf, clamp it to 2^30 before you make it an integer", *SIZES,
+        lambda T, S, w: (T, S, torch.tensor([w])), "row n has lo and hi of block n: lo is "
+        "max(i_first - ceil(w) + 1, 0), rounded down, and hi is min(i_last + 1, S)", *SIZES,
         (64, 64, 0, 1.0, 32, 16), (64, 64, 0, 17.25, 32, 16), (40, 20, 0, 9.0, 32, 16),
         (40, 20, 1, INF, 32, 16), (32, 100, 68, 16.0, 32, 16), (32, 20, 2**21, INF, 32, 16)))
 
