@@ -583,12 +583,13 @@ def files_of(names):
             files += [path for path in sorted(stdlib.rglob("*.py"))
                       if not skip & set(path.relative_to(stdlib).parts)]
         elif os.path.isdir(name):
-            files += [path for path in sorted(Path(name).rglob("*"))
-                      if path.suffix.lower() in SUFFIXES]
+            texts = [path for path in sorted(Path(name).rglob("*"))
+                     if path.suffix.lower() in SUFFIXES]
+            if not texts:
+                sys.exit(f"error: {name} has no files {', '.join(SUFFIXES)}: name your files")
+            files += texts
         else:
             files.append(Path(name))
-    if not files:
-        sys.exit(f"error: {' '.join(names)} has no files {', '.join(SUFFIXES)}: name your files")
     return files
 
 

@@ -113,7 +113,7 @@ def read_run(folder):
     path = folder / "ckpt.pt"
     if run["diverged"] and not path.exists():
         return run
-    ckpt = read_checkpoint(path, "step", "log")
+    ckpt = read_checkpoint(path, "step", "log", "finished", "text")
     flags = {name: x for name, x in ckpt["args"].items() if name not in OF_ONE_RUN}
     # Files are stored by absolute paths; what MODULE.NAME makes may depend on the seed.
     if flags["data"] == ["stdlib"] or Path(flags["data"][0]).is_absolute():

@@ -50,6 +50,15 @@ def test_stdlib_is_the_library_without_its_tests_and_what_was_installed():
     assert "argparse.py" in names and not names & {"test", "tests", "site-packages"}
 
 
+def test_the_library_and_folders_may_be_named_together_but_no_empty_folder(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.txt").write_text("a")
+    files = train.files_of(["stdlib", str(tmp_path)])
+    assert files == [*train.files_of(["stdlib"]), tmp_path / "a.txt"]
+    with pytest.raises(SystemExit, match="empty has no files"):
+        train.files_of([str(tmp_path), str(tmp_path / "empty")])
+
+
 @pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="no GPT-2 BPE")
 def test_what_looks_like_end_of_text_in_a_text_is_text():
     tokens = train.encode("a<|endoftext|>", train.get_tokenizer("gpt2"))

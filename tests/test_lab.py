@@ -241,8 +241,18 @@ def test_each_checkpoint_has_a_table_of_its_own(checkpoint):
     assert run.path == path.with_name("mine_a.tsv")
 
 
-def test_a_table_that_cannot_be_written_is_refused_before_measuring(call, checkpoint, monkeypatch):
-    flags = ["--ckpt", checkpoint(), "--table", "text.txt/table.tsv"]
+def test_the_bench_times_all_three_passes(call):
+    call(import_module("lab.bench"), "--models", "--psi 2", "--lengths", 32, "--repeats", 2,
+         "--seq-len", 32, "--device", "cpu", "--kernel", "multiscreen")
+    rows = read_table(Path("out/latency.tsv"))
+    assert {row["what"] for row in rows} == {"train", "decode", "forward"}
+    assert all(len(row["ms"].split()) == 2 for row in rows)
+
+
+@pytest.mark.parametrize("table", ["text.txt/table.tsv", "/proc/table.tsv"])    # it takes no file
+def test_a_table_that_cannot_be_written_is_refused_before_measuring(
+        table, call, checkpoint, monkeypatch):
+    flags = ["--ckpt", checkpoint(), "--table", table]
     monkeypatch.setattr(perplexity, "nats", lambda *_: pytest.fail("it measures"))
     assert "cannot be written" in message(call, perplexity, *flags)
 

@@ -343,6 +343,11 @@ def test_a_run_ends_with_the_first_command_that_fails(monkeypatch):
     assert runs.do(["-m train", "-m other"]) is None
 
 
+def test_each_model_whose_rate_is_tuned_for_copying_is_trained():
+    tuned = {run.name.rpartition("_lr")[0] for run in runs.tune_copying()}
+    assert tuned == {run.name for run in runs.copying_mechanisms()}
+
+
 def test_a_run_has_its_own_seeds_the_tuned_rate_and_its_name_in_the_tables(
         tmp_path, monkeypatch, capsys):
     """The rate with the lowest loss of those that did not diverge; RATE before any has run."""
