@@ -375,6 +375,16 @@ def test_two_models_draw_the_same_random_numbers():
     assert check.answer(check.is_cross_entropy, trial) == ("yes",)
 
 
+def test_a_no_stays_if_it_cannot_be_tried_in_float64(monkeypatch):
+    def promise(trial):
+        """a promise"""
+        raise check.Answer("-" if trial.in_float64 else "NO", "seen")
+
+    monkeypatch.setattr(check, "PROMISES", (promise,))
+    found, _ = check.answers(trial_of("--seq-len", "16"))
+    assert found == {"a promise": ("NO", "seen")}
+
+
 def test_a_checkpoint_is_tried_with_its_own_weights(tmp_path, capsys, monkeypatch):
     args = train.get_args(["--psi", "2", "--seq-len", "20", "--device", "cpu"])
     torch.manual_seed(0)

@@ -300,9 +300,12 @@ def test_tiles_show_all_weight_of_the_screens_own(checkpoint):
 def test_tiles_are_drawn(call, checkpoint):
     from lab import tiles
 
-    path = checkpoint()
+    path = checkpoint("--w-th", "8")                   # windows of 2 and 9 tokens, texts of 16
     out = call(tiles, "--ckpt", path)
-    assert "w_median" in out and len(read_table(path.with_name("tiles.tsv"))) == 4
+    assert len(read_table(path.with_name("tiles.tsv"))) == 4
+    names, of_all = (next(line.split() for line in out.splitlines() if word in line)
+                     for word in ("w_median", "all "))
+    assert of_all[1 + names.index("longer")] == "0"
     for name in ("windows", "maps"):
         assert path.with_name(f"tiles_{name}.png").stat().st_size > 10_000
 

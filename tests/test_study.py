@@ -324,6 +324,8 @@ def test_what_is_finished_is_skipped_and_what_diverged_is_left(tmp_path, monkeyp
     (tmp_path / "b2.tsv").touch()
     assert left(2) == []
     assert left(4) == ["train", "tool"]                # the checkpoint is at step 2
+    ckpt["args"]["steps"] = 4
+    assert left(2) == []
     ckpt["finished"] = False
     assert left(2) == ["train"]
     (tmp_path / "log.tsv").write_text("step\tloss\tgrad_norm\n1\t5.5\tinf\n")
